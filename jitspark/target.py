@@ -1,0 +1,34 @@
+"""GPU architectures to compile for, the host an entry is for, and which of them this machine has."""
+
+import platform
+import re
+
+from jitspark.errors import TargetError
+
+# The decode step's deployments are Blackwell; Hopper is where numerics and speed are measured.
+TARGETS = ("sm_90a", "sm_100a", "sm_103a")
+DEFAULT_TARGET = "sm_100a"
+
+
+def check_target(name: str) -> str:
+    """`name` if it is a known target; raises TargetError otherwise."""
+    if name not in TARGETS:
+        raise TargetError(
+            where="--target",
+            found=repr(name),
+            needed=f"one of {', '.join(TARGETS)}",
+            remedy="Name a supported target, or leave --target out to use the GPUs of this machine.",
+        )
+    return name
+
+
+def target_of_capability(major: int, minor: int) -> str | None:
+    """The target for a device of this compute capability, or None when no kernel supports it."""
+    name = f"sm_{major}{minor}a"
+    return name if name in TARGETS else None
+
+
+def host_name() -> str:
+    """The host an artifact built here is for, e.g. `x86_64-linux`: its host code is native code."""
+    machine = re.sub(r"[^a-z0-9_]", "_", platform.machine().lower())
+    return f"{machine}-{platform.system().lower()}"
