@@ -183,7 +183,8 @@ def load_geometry(name_or_path: str | Path) -> Backbone:
 
 def load_draft(name: str, beside: Path | None = None) -> Draft:
     """The draft that the backbone file `beside` names: `<name>.toml` in its folder if there is one, else a
-    built-in, as without `beside`. Raises GeometryError."""
+    built-in, as without `beside`. Raises GeometryError.
+    """
     path = _locate_draft(name, beside)
     draft = geometry_file.load(path, _shown(path), Draft)
     _refuse(path, geometry_constraints.draft_problems(draft, path.stem))

@@ -1,6 +1,7 @@
 """Kernels by location: a folder of `kernel_specs` with a `spec.py` is a kernel, and its name is the kernel's.
 
-Imports specs only: kernels and references are named here, never imported."""
+Imports specs only: kernels and references are named here, never imported.
+"""
 
 import importlib
 from collections.abc import Iterable

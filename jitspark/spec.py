@@ -130,7 +130,8 @@ class Case:
     """One correctness case: a value for every axis (VAR too), every dtype role and every static.
 
     A written value `got` passes when |got - want| <= atol + rtol * |want| against the float64 reference;
-    integer and quantized outputs must be equal.
+    integer and quantized outputs must be equal. `tolerances` holds (rtol, atol) of the arguments that are held to
+    other bounds: an FP32 output beside BF16 ones.
     """
 
     axes: Mapping[str, int]
@@ -139,6 +140,11 @@ class Case:
     rtol: float
     atol: float
     note: str = ""
+    tolerances: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+
+    def tolerance_of(self, argument: str) -> tuple[float, float]:
+        """(rtol, atol) for one written argument."""
+        return self.tolerances.get(argument, (self.rtol, self.atol))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,151 @@
+"""Loading artifacts into this process: verified bytes, mapped from sealed memory, never from a path.
+
+Imports the standard library, apache-tvm-ffi and light modules of our own; never the compiler. Mapping a file by its
+path has two traps that this module exists for: the dynamic loader compares path *text* first, so a reused
+descriptor's name returns the library loaded before; and a file changes under a mapping. So: read, check the digest,
+copy into a sealed memory file, map that under a spelling that no other content ever has, then check that each symbol
+lies in its own memory file's mapping.
+"""
+
+import ctypes
+import fcntl
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jitspark.errors import EntryError
+from jitspark.runtime_library import find_runtime_library, load_runtime_library, offers
+from jitspark.settings import Settings
+from jitspark.store import Entry
+from jitspark.target import host_name
+from jitspark.toolchain import CUDA_FLAVOUR
+
+_MFD_EXEC = 0x10  # Linux 6.3: an executable memory file in spite of vm.memfd_noexec; older kernels refuse the flag
+_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A loaded kernel. `function(*args)` launches on torch's current stream; `entry` says what it is."""
+
+    entry: Entry
+    function: Any
+    address: int
+
+
+class Loader:
+    """Loads entries, each artifact once per process."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._loaded: dict[str, Kernel] = {}
+
+    def load(self, entries: Sequence[Entry]) -> list[Kernel]:
+        """The kernels of `entries`, in order.
+
+        Raises EntryError for an entry that is damaged, for another host, or needs symbols that this process does not
+        offer (nothing of it is mapped then), ToolchainError when the runtime library is missing.
+        """
+        fresh = {e.record.sha256: e for e in entries if e.record.sha256 not in self._loaded}
+        if fresh:
+            load_runtime_library(find_runtime_library(self._settings))
+            import tvm_ffi
+
+            mapped = [self._map(entry) for entry in fresh.values()]
+            _check_mappings(mapped)
+            for entry, library, address in mapped:
+                function = tvm_ffi.Function.__from_extern_c__(address, keep_alive_object=library)
+                self._loaded[entry.record.sha256] = Kernel(entry, function, address)
+        return [self._loaded[entry.record.sha256] for entry in entries]
+
+    def _map(self, entry: Entry) -> tuple[Entry, ctypes.CDLL, int]:
+        check_usable(entry)
+        library = map_artifact(entry.read_artifact(), entry.record.sha256)
+        symbol = getattr(library, entry.record.symbol, None)
+        address = ctypes.cast(symbol, ctypes.c_void_p).value if symbol is not None else None
+        if address is None:
+            raise _unusable(entry, f"no symbol {entry.record.symbol}", "an artifact that exports its kernel")
+        return entry, library, address
+
+
+def check_usable(entry: Entry) -> None:
+    """Raise EntryError unless this process can map `entry`: its host, and the symbols that it needs."""
+    if entry.key.host != host_name():
+        raise _unusable(entry, f"an entry for host {entry.key.host}", f"one for {host_name()}")
+    if entry.record.runtime != CUDA_FLAVOUR:
+        raise _unusable(entry, f"an entry for the {entry.record.runtime} runtime library", f"one for {CUDA_FLAVOUR}")
+    missing = [symbol for symbol in entry.record.needs if not offers(symbol)]
+    if missing:
+        raise _unusable(entry, f"a runtime without {', '.join(missing[:5])}", "the runtime ABI it was built for")
+
+
+def map_artifact(content: bytes, sha256: str) -> ctypes.CDLL:
+    """Map `content` from a sealed memory file; no descriptor stays open. Works on mounts that forbid execution."""
+    descriptor = _memory_file(_memory_name(sha256))
+    try:
+        _write_all(descriptor, content)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+        return ctypes.CDLL(spelling(sha256, descriptor), mode=os.RTLD_NOW | os.RTLD_LOCAL)
+    except OSError as problem:
+        raise EntryError(
+            where=f"artifact {sha256[:12]}",
+            found=str(problem),
+            needed="a library that this system can map",
+            remedy="Rebuild the entry on this host with `jitspark warm`.",
+        ) from None
+    finally:
+        os.close(descriptor)
+
+
+def spelling(sha256: str, descriptor: int) -> str:
+    """A path to the descriptor whose text holds 64 bits of the digest, as "/" or "/." between its components."""
+    bits = f"{int(sha256[:16], 16):064b}"
+    return "/proc/self" + "".join("/." if bit == "1" else "/" for bit in bits) + f"/fd/{descriptor}"
+
+
+def _memory_name(sha256: str) -> str:
+    return f"jitspark-{sha256}"
+
+
+def _memory_file(name: str) -> int:
+    flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+    try:
+        return os.memfd_create(name, flags | _MFD_EXEC)
+    except OSError:
+        return os.memfd_create(name, flags)
+
+
+def _write_all(descriptor: int, content: bytes) -> None:
+    view = memoryview(content)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def _check_mappings(mapped: Iterable[tuple[Entry, ctypes.CDLL, int]]) -> None:
+    """Each symbol lies in the mapping of its own memory file, or the dynamic loader gave us another kernel."""
+    ranges = _memory_ranges()
+    for entry, _, address in mapped:
+        inside = ranges.get(_memory_name(entry.record.sha256), ())
+        if not any(start <= address < end for start, end in inside):
+            raise _unusable(entry, "a symbol outside its own mapping", "the kernel that the record describes")
+
+
+def _memory_ranges() -> dict[str, list[tuple[int, int]]]:
+    ranges: dict[str, list[tuple[int, int]]] = {}
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
+        for line in maps:
+            _, mark, name = line.partition("/memfd:")
+            if mark:
+                start, _, end = line.split(" ", 1)[0].partition("-")
+                ranges.setdefault(name.split(" ", 1)[0].strip(), []).append((int(start, 16), int(end, 16)))
+    return ranges
+
+
+def _unusable(entry: Entry, found: str, needed: str) -> EntryError:
+    return EntryError(
+        where=f"{entry.key} in {entry.where}",
+        found=found,
+        needed=needed,
+        remedy="Build it for this machine with `jitspark warm`.",
+    )
