@@ -1,7 +1,4 @@
-"""Sizes of functions and files. Fails when a function is longer than 60 lines; device code is exempt.
-
-    python bin/size_report.py
-"""
+"""Sizes of functions and files. Fails when a function is longer than 60 lines; device code is exempt."""
 
 import ast
 import statistics
