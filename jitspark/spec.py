@@ -149,7 +149,11 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class KernelSpec:
-    """A kernel for all its sizes. See ARCHITECTURE.md, "Spec"."""
+    """A kernel for all its sizes. See ARCHITECTURE.md, "Spec".
+
+    `instructions` are SASS mnemonics that its machine code must hold on every target (a test disassembles it).
+    They, the cases, the reference and the list of targets decide no byte of an artifact and enter no key.
+    """
 
     name: str
     axes: Mapping[str, AxisKind]
@@ -161,6 +165,7 @@ class KernelSpec:
     kernel: str
     reference: str
     cases: tuple[Case, ...] = field(default=(), compare=False)
+    instructions: tuple[str, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         for name in ("axes", "dtypes", "statics"):
