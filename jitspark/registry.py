@@ -7,11 +7,14 @@ import importlib
 from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import kernel_specs
 from jitspark.errors import SpecError
-from jitspark.geometry import Deployment
 from jitspark.spec import KernelSpec, Specialization
+
+if TYPE_CHECKING:  # a machine that only loads kernels has no geometry library
+    from jitspark.geometry import Deployment
 
 KERNELS_DIR = Path(kernel_specs.__file__).resolve().parent
 
@@ -29,7 +32,7 @@ def load_spec(name: str) -> KernelSpec:
     return spec
 
 
-def specializations(deployment: Deployment, names: Iterable[str] | None = None) -> tuple[Specialization, ...]:
+def specializations(deployment: "Deployment", names: Iterable[str] | None = None) -> tuple[Specialization, ...]:
     """Everything a worker of this deployment can ask of these kernels (all by default), each once, in a fixed order."""
     chosen = kernel_names() if names is None else names
     found = (each for name in chosen for each in _spec_module(name).specializations(deployment))

@@ -12,12 +12,14 @@ FP32 inside; the roundings named here are the only ones. A tensor that a static 
 """
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from jitspark.geometry import Deployment
 from jitspark.spec import CONST, VAR, Case, Divisible, KernelSpec, Scalar, Specialization, Static, Tensor
 from jitspark.target import TARGETS
 from kernel_specs.primitives.row_split import CLUSTERS, THREADS, VECTOR, row_split
+
+if TYPE_CHECKING:  # cases are checked where no geometry library is installed
+    from jitspark.geometry import Deployment
 
 TOKENS_BY_HIDDEN = ("num_tokens", "hidden_size")
 PER_CHANNEL = ("hidden_size",)
@@ -112,7 +114,7 @@ SPEC = KernelSpec(
 )
 
 
-def specializations(deployment: Deployment) -> Iterator[Specialization]:
+def specializations(deployment: "Deployment") -> Iterator[Specialization]:
     """Every boundary of the backbone and of the draft."""
     backbone, draft = deployment.backbone, deployment.draft
     for statics in _backbone_boundaries(backbone.hidden_size, backbone.num_hidden_layers, backbone.tap_layers):

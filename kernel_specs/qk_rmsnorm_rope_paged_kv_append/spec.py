@@ -15,10 +15,13 @@ before `griddepcontrol.wait`. Backbone rows and draft query rows are served alik
 """
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from jitspark.geometry import Attention, Deployment
 from jitspark.spec import CONST, VAR, AtLeast, AtMost, Case, Divisible, KernelSpec, Scalar, Specialization, Tensor
 from jitspark.target import TARGETS
+
+if TYPE_CHECKING:  # cases are checked where no geometry library is installed
+    from jitspark.geometry import Attention, Deployment
 
 HEAD_DIM = 64
 BLOCK_SIZE = 16
@@ -92,7 +95,7 @@ SPEC = KernelSpec(
 )
 
 
-def specializations(deployment: Deployment) -> Iterator[Specialization]:
+def specializations(deployment: "Deployment") -> Iterator[Specialization]:
     """RoPE and NoPE layers of the backbone and of the draft; equal shapes are shared."""
     found = (
         (*_heads_per_rank(attention, deployment.tp), mode == "rope")
@@ -103,5 +106,5 @@ def specializations(deployment: Deployment) -> Iterator[Specialization]:
         yield SPEC.specialize(axes=_sizes(num_heads, num_kv_heads), statics={"rope": rope})
 
 
-def _heads_per_rank(attention: Attention, tp: int) -> tuple[int, int]:
+def _heads_per_rank(attention: "Attention", tp: int) -> tuple[int, int]:
     return attention.num_attention_heads // tp, attention.num_key_value_heads // tp

@@ -7,12 +7,14 @@ FP32 inside, one rounding at the store. Without a weight the last factor is 1.
 """
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from jitspark.geometry import Deployment
 from jitspark.spec import CONST, VAR, Case, Divisible, KernelSpec, Scalar, Specialization, Tensor
 from jitspark.target import TARGETS
 from kernel_specs.primitives.row_split import CLUSTERS, THREADS, VECTOR, row_split
+
+if TYPE_CHECKING:  # cases are checked where no geometry library is installed
+    from jitspark.geometry import Deployment
 
 TOKENS_BY_HIDDEN = ("num_tokens", "hidden_size")
 
@@ -83,7 +85,7 @@ SPEC = KernelSpec(
 )
 
 
-def specializations(deployment: Deployment) -> Iterator[Specialization]:
+def specializations(deployment: "Deployment") -> Iterator[Specialization]:
     """Every norm that the decode step of this deployment can ask for outside a fused boundary."""
     backbone, draft = deployment.backbone, deployment.draft
     asked = (
