@@ -43,13 +43,14 @@ set_up() {
 
 # The first usable interpreter, by its real path: a shim for a version that is not there fails when it is run.
 find_python() {
-    local name candidates=(python3 python3.11 python3.12 python3.13 python3.14 python)
+    local name found candidates=(python3 python3.11 python3.12 python3.13 python3.14 python)
     [[ ! ${PYTHON:-} ]] || candidates=("$PYTHON")
     for name in "${candidates[@]}"; do
-        "$name" -c '
+        found=$("$name" -c '
 import sys, venv, ensurepip
 sys.version_info >= (3, 11) or sys.exit(1)
-print(sys.executable)' 2>/dev/null && return
+print(sys.executable)' 2>/dev/null) || continue
+        [[ -x $found ]] && printf '%s\n' "$found" && return
     done
     give_up "no usable Python${PYTHON:+ ($PYTHON)}" "Install Python 3.11 or newer with venv, or name one with PYTHON=..."
 }

@@ -1,13 +1,9 @@
-"""Kernels by location: a folder of `kernel_specs` with a `spec.py` is a kernel, and its name is the kernel's.
-
-Imports specs only: kernels and references are named here, never imported.
-"""
+"""Kernels by location: a folder of `kernel_specs` with a `spec.py` is a kernel of that name. Imports specs only."""
 
 import importlib
 from collections.abc import Iterable
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import kernel_specs
 from jitspark.errors import SpecError
@@ -26,7 +22,7 @@ def kernel_names() -> tuple[str, ...]:
 
 def load_spec(name: str) -> KernelSpec:
     """The spec of a kernel. Raises SpecError for an unknown name or a spec module that breaks the contract."""
-    spec = getattr(_spec_module(name), "SPEC", None)
+    spec = _declared(name, "SPEC")
     if not isinstance(spec, KernelSpec) or spec.name != name:
         raise _broken(name, f"SPEC = {getattr(spec, 'name', spec)!r}", f"a KernelSpec named {name!r}, as its folder is")
     return spec
@@ -35,7 +31,7 @@ def load_spec(name: str) -> KernelSpec:
 def specializations(deployment: "Deployment", names: Iterable[str] | None = None) -> tuple[Specialization, ...]:
     """Everything a worker of this deployment can ask of these kernels (all by default), each once, in a fixed order."""
     chosen = kernel_names() if names is None else names
-    found = (each for name in chosen for each in _spec_module(name).specializations(deployment))
+    found = (each for name in chosen for each in _declared(name, "specializations")(deployment))
     # told apart by repr, as 1, 1.0 and True are equal but compile to different kernels
     return tuple({(each.name, repr((each.axes, each.dtypes, each.statics))): each for each in found}.values())
 
@@ -48,14 +44,14 @@ def resolve(name: str, location: str) -> tuple[str, str]:
     return f"kernel_specs.{name}.{module}", function
 
 
-def _spec_module(name: str) -> ModuleType:
+def _declared(name: str, attribute: str) -> Any:
     if name not in kernel_names():
         known = ", ".join(kernel_names())
         raise SpecError(where="kernel", found=f"unknown {name!r}", needed=f"one of {known}", remedy="Correct the name.")
     try:
-        return importlib.import_module(f"kernel_specs.{name}.spec")
-    except (ImportError, SyntaxError) as error:
-        raise _broken(name, f"{type(error).__name__}: {error}", "a spec that imports only jitspark.spec") from error
+        return getattr(importlib.import_module(f"kernel_specs.{name}.spec"), attribute)
+    except (ImportError, SyntaxError, AttributeError) as error:
+        raise _broken(name, f"{type(error).__name__}: {error}", "a module with SPEC and specializations") from error
 
 
 def _broken(name: str, found: str, needed: str) -> SpecError:

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 COMPILER = {"cutlass", "jitspark.compiler"}
 HEAVY = COMPILER | {"torch", "vllm", "flashinfer"}
 # programs and what runs inside vLLM; everything else must be cheap to import
-PROGRAMS = {"__main__", "cli", "compiler", "vllm_plugin", "runtime", "models", "reference_executor"}
+PROGRAMS = {"__main__", "checking", "cli", "compiler", "vllm_plugin", "runtime", "models", "reference_executor"}
 NOT_FOR_LOADING = HEAVY | {"diskcache", "filelock", "msgspec", "pynvml", "rich", "typer"}
 
 

@@ -55,7 +55,7 @@ def test_kernel_and_reference_resolve_to_files_of_the_folder(name):
 @pytest.mark.parametrize(("geometry", "tp"), DEPLOYMENTS)
 @pytest.mark.parametrize("name", kernel_names())
 def test_specializations_are_yielded_once_each(name, geometry, tp):
-    made = list(registry._spec_module(name).specializations(deployment(geometry, tp)))
+    made = list(registry._declared(name, "specializations")(deployment(geometry, tp)))
 
     assert made
     assert len({each.title() for each in made}) == len(made)
@@ -94,7 +94,7 @@ def test_an_unknown_kernel_lists_the_known_ones(name):
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("", "SPEC = None"),
+        ("", "AttributeError: module 'kernel_specs.made_up_broken.spec' has no attribute 'SPEC'"),
         ("SPEC = 7", "SPEC = 7"),
         (SPEC.format(name="another"), "SPEC = 'another'"),
         ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
@@ -111,6 +111,16 @@ def test_a_broken_spec_module_names_its_folder(folder, text, found):
     assert caught.value.where == name
     assert caught.value.found.startswith(found)
     assert "kernel_specs/made_up_broken/spec.py" in caught.value.remedy
+
+
+def test_a_spec_module_without_specializations(folder):
+    folder("made_up_spec_only", SPEC.format(name="made_up_spec_only").partition("def ")[0])
+
+    with pytest.raises(SpecError) as caught:
+        specializations(deployment("tiny", 1))
+
+    assert caught.value.where == "made_up_spec_only"
+    assert "no attribute 'specializations'" in caught.value.found
 
 
 @pytest.mark.parametrize("location", ["spec", "spec:", ":f", "nix:f", "spec:not a name", "../spec:f", "spec:f:g"])
