@@ -9,12 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from jitspark.errors import CacheDirectoryError, MissingEntriesError, PackError
+from jitspark.folders import FOLDER_MODE, root_problem
 from jitspark.key import Key, recipe_of
 from jitspark.loader import Kernel, Loader
 from jitspark.lookup import Lookup, Roots
 from jitspark.settings import from_environment
 from jitspark.spec import Specialization
-from jitspark.store import Layer, root_problem
+from jitspark.store import Layer
 
 Kernels = dict[Key, Kernel]
 
@@ -24,6 +25,9 @@ def unpack(pack: Path, folder: Path) -> Path:
     try:
         with tarfile.open(pack) as archive:
             archive.extractall(folder, filter="data")
+        for path in folder.rglob("*"):
+            if path.is_dir():
+                path.chmod(FOLDER_MODE)  # whatever the umask: a folder that others may write to is not read from
     except (OSError, tarfile.TarError) as problem:
         raise PackError(
             where=str(pack),

@@ -1,0 +1,121 @@
+"""`bin/make-gpu-pack`: compile every case and the deployments' specializations, and pack them for a GPU machine.
+
+The pack is a plain tar of a cache root, the same bytes for the same content, plus manifest.json: the launches that
+bin/bench-kernels measures, so that the GPU machine needs no geometry library.
+"""
+
+import argparse
+import io
+import json
+import sys
+import tarfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from bench.packed_cache import MANIFEST
+from bench.parts import launches
+from jitspark.build import build, wanted_for
+from jitspark.errors import CompileError, JitsparkError
+from jitspark.geometry import deployment
+from jitspark.lookup import Lookup
+from jitspark.progress import Event, Wanted
+from jitspark.registry import kernel_names, load_spec, specializations
+from jitspark.settings import Settings, from_environment
+from jitspark.spec import Specialization
+from jitspark.store import ARTIFACTS, Entry
+from jitspark.target import TARGETS
+
+TOKEN_COUNTS = (8, 16, 32, 64)
+TINY = (("tiny", 1), ("tiny", 2))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    try:
+        return _run(options)
+    except JitsparkError as error:
+        print(f"make-gpu-pack: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+def _run(options: argparse.Namespace) -> int:
+    measured = [(options.geometry, tp) for tp in options.tp]
+    asked = [
+        s for name, tp in (*measured, *TINY) for s in specializations(deployment(name, tp), options.kernel or None)
+    ]
+    wanted = _each_once(wanted_for([*_cases(options.kernel), *asked], [options.target]))
+    settings = replace(from_environment(), **({"cache_dir": options.cache_dir} if options.cache_dir else {}))
+    entries = _build(wanted, settings)
+    listed = [
+        launch
+        for name, tp in measured
+        for launch in launches(name, deployment(name, tp), options.target, TOKEN_COUNTS)
+        if not options.kernel or launch["kernel"] in options.kernel
+    ]
+    manifest = {"format": 1, "target": options.target, "launches": listed}
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    write_pack(options.out, entries, json.dumps(manifest, indent=1, sort_keys=True).encode())
+    print(f"{options.out}: {len(entries)} entries, {len(listed)} launches, {options.out.stat().st_size / 1e6:.1f} MB")
+    return 0
+
+
+def _cases(names: Sequence[str]) -> list[Specialization]:
+    specs = [load_spec(name) for name in names or kernel_names()]
+    return [spec.specialize_case(case) for spec in specs for case in spec.cases]
+
+
+def _each_once(wanted: Sequence[Wanted]) -> list[Wanted]:
+    return list({item.key: item for item in wanted}.values())
+
+
+def _build(wanted: Sequence[Wanted], settings: Settings) -> list[Entry]:
+    """Every entry. Raises CompileError that names each kernel that failed."""
+
+    def tell(event: Event) -> None:
+        if event.kind in ("compiled", "failed"):
+            print(f"{event.done}/{event.total} {event.kind} {event.title}", file=sys.stderr)
+
+    report = build(wanted, Lookup(settings), settings, on_event=tell)
+    for key, error in report.failed.items():
+        print(f"{key}: {error}", file=sys.stderr)
+    if report.failed:
+        raise CompileError(
+            where="pack",
+            found=f"{len(report.failed)} of {len(wanted)} kernels that failed to compile",
+            needed="all of them",
+            remedy="Mend them, or leave kernels out with --kernel.",
+            log="\n".join(str(error) for error in report.failed.values()),
+        )
+    return [report.entries[item.key] for item in wanted]
+
+
+def write_pack(path: Path, entries: Sequence[Entry], manifest: bytes) -> None:
+    """A tar of the entries' files and the manifest, sorted, without times, owners or umask."""
+    files = {MANIFEST: manifest}
+    for entry in entries:
+        assert entry.directory is not None
+        assert entry.layer is not None
+        for file in entry.directory.iterdir():
+            files[str(file.relative_to(entry.layer.root))] = file.read_bytes()
+    assert all(name == MANIFEST or name.startswith(ARTIFACTS) for name in files)
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as archive:
+        for name, content in sorted(files.items()):
+            member = tarfile.TarInfo(name)
+            member.size, member.mode = len(content), 0o444
+            archive.addfile(member, io.BytesIO(content))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="bin/make-gpu-pack", description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE.tar")
+    parser.add_argument("--target", choices=TARGETS, default="sm_90a")
+    parser.add_argument("--geometry", default="muse_spark_open")
+    parser.add_argument("--tp", type=int, nargs="+", default=[8], help="TP sizes to measure (default: 8)")
+    parser.add_argument("--kernel", action="append", default=[], help="only this kernel; may be repeated")
+    parser.add_argument("--cache-dir", type=Path, help="where to compile into (default: the usual cache)")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

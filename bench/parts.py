@@ -1,0 +1,135 @@
+"""Which launches of a deployment are measured, and what each one is called in the model.
+
+Runs where geometries can be read; the GPU machine gets the result as JSON.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from jitspark.errors import SpecError
+from jitspark.geometry import Deployment
+from jitspark.key import recipe_of
+from jitspark.registry import specializations
+from jitspark.spec import AtMost, Specialization
+
+MAX_POSITION = 131072
+NUM_BLOCKS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A kernel at one place of a deployment's step. `axes` holds VAR axes too."""
+
+    part: str
+    geometry: str
+    tp: int
+    kernel: str
+    recipe: str
+    axes: dict[str, int]
+    dtypes: dict[str, str]
+    statics: dict[str, Any]
+
+
+def launches(
+    geometry: str, deployment: Deployment, target: str, token_counts: Sequence[int]
+) -> Iterator[dict[str, Any]]:
+    """Every specialization of the deployment, each with every token count that it is the one to serve."""
+    asked = [each for each in specializations(deployment) if target in each.spec.targets]
+    for each in asked:
+        for num_tokens in token_counts:
+            if each is _serving(num_tokens, [other for other in asked if _same_work(each, other)]):
+                axes = {"num_tokens": num_tokens, "max_position": MAX_POSITION, "num_blocks": NUM_BLOCKS}
+                var = {name: size for name, size in axes.items() if name in each.spec.axes}
+                yield asdict(
+                    Launch(
+                        part=part_name(each, deployment),
+                        geometry=geometry,
+                        tp=deployment.tp,
+                        kernel=each.name,
+                        recipe=recipe_of(each, target).digest,
+                        axes={**each.axes, **var},
+                        dtypes=dict(each.dtypes),
+                        statics=dict(each.statics),
+                    )
+                )
+
+
+def part_name(specialization: Specialization, deployment: Deployment) -> str:
+    """What the model calls this: a projection by its shape, other kernels by their choices."""
+    if specialization.name == "skinny_gemm_bf16":
+        return _projection_name(specialization, deployment)
+    if specialization.name == "gated_residual_rmsnorm":
+        return _boundary_name(specialization)
+    sizes = "x".join(str(size) for size in specialization.axes.values())
+    chosen = [f"{name}={value}" for name, value in {**specialization.dtypes, **specialization.statics}.items()]
+    return f"{specialization.name} {sizes} {' '.join(chosen)}"
+
+
+def _projection_name(specialization: Specialization, deployment: Deployment) -> str:
+    axes = specialization.axes
+    shape = (axes["weight_rows"], axes["in_features"])
+    names = [name for name, size in _projections(deployment).items() if size == shape]
+    return " / ".join(names) or "projection"
+
+
+def _projections(deployment: Deployment) -> dict[str, tuple[int, int]]:
+    """Weight rows and columns of a rank's projections."""
+    backbone, draft, tp = deployment.backbone, deployment.draft, deployment.tp
+    hidden, experts = backbone.hidden_size, backbone.experts.moe_hidden_size
+    return {
+        "qkv+gate": (backbone.attention.qkv_gate_width(tp), hidden),
+        "o_proj": (hidden, backbone.attention.query_width(tp)),
+        "pooler": (experts, hidden),
+        "pooler shard": (experts // tp, hidden),
+        "unpooler": (hidden, experts),
+        "unpooler shard": (hidden // tp, experts),
+        "lm_head": (backbone.vocab_rows(tp), hidden),
+        "draft gate_up": (2 * draft.intermediate_width(tp), draft.hidden_size),
+        "draft down": (draft.hidden_size, draft.intermediate_width(tp)),
+        "draft fc": (draft.hidden_size, draft.fc_width),
+        "draft fc shard": (draft.hidden_size // tp, draft.fc_width),
+        "draft Markov w2": (draft.vocab_rows(tp), draft.markov_rank),
+    }
+
+
+def _boundary_name(specialization: Specialization) -> str:
+    statics = specialization.statics
+    # the norm over what attention put out has no weight, the one over experts scales its input
+    place = "attention to FFN" if statics["post_norm"] == "weightless" else "FFN to next layer"
+    if statics["gain_center"] == 0.0:
+        place = "last FFN to final norm"
+    extras = [text for name, text in (("write_tap", "tap"), ("write_router_input", "router input")) if statics[name]]
+    return f"{statics['mode']} {place}" + "".join(f" + {text}" for text in extras)
+
+
+def _same_work(one: Specialization, other: Specialization) -> bool:
+    """Whether two specializations differ at most in tiling: in statics whose value changes nothing in the result."""
+    return (one.name, one.axes, one.dtypes, _meaning(one)) == (other.name, other.axes, other.dtypes, _meaning(other))
+
+
+def _meaning(specialization: Specialization) -> dict[str, Any]:
+    """Statics that a result depends on. What a GEMM chooses beside its epilogue is tiling."""
+    statics = specialization.statics
+    return {"epilogue": statics["epilogue"]} if "epilogue" in statics else dict(statics)
+
+
+def _serving(num_tokens: int, candidates: Sequence[Specialization]) -> Specialization | None:
+    """Of specializations for the same work, the one with the tightest bound that still holds `num_tokens`."""
+    fitting = [each for each in candidates if _fits(each, num_tokens)]
+    return min(fitting, key=_bound, default=None)
+
+
+def _fits(specialization: Specialization, num_tokens: int) -> bool:
+    try:
+        specialization.check({"num_tokens": num_tokens})
+    except SpecError:
+        return False
+    return True
+
+
+def _bound(specialization: Specialization) -> int:
+    """The most tokens that its constraints allow."""
+    bounds = [c.bound for c in specialization.spec.constraints if isinstance(c, AtMost) and c.name == "num_tokens"]
+    values = [specialization.statics[bound] if isinstance(bound, str) else bound for bound in bounds]
+    return min((int(value) for value in values), default=2**31)
