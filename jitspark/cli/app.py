@@ -1,0 +1,78 @@
+"""The commands and their options. Imports no more than the options need; each command imports what it runs."""
+
+from typing import Annotated
+
+import typer
+
+from cache_tools import commands
+from cache_tools.command_line import errors_as_json, say
+from cache_tools.commands import Json, PackFile, Targets, WithRuntime
+from jitspark.cli.selection import Selection, parse_targets, parse_tp
+from jitspark.settings import from_environment
+
+DEFAULT_GEOMETRY = "muse_spark_open"
+
+app = typer.Typer(
+    help="Compile, look at and carry the decode kernels of a deployment. "
+    "`--traceback` with any command shows where an error was raised.",
+    no_args_is_help=True,
+    add_completion=False,
+)
+app.command()(commands.ls)
+app.command()(commands.unpack)
+
+TpSizes = Annotated[str, typer.Option("--tp", metavar="N[,N]", help="TP sizes of the deployments.")]
+Geometry = Annotated[str, typer.Option(metavar="NAME|FILE", help="The model: a built-in geometry or a TOML file.")]
+Kernels = Annotated[list[str] | None, typer.Option("--kernel", metavar="NAME", help="Only this kernel; may be repeated.")]
+BuildTargets = Annotated[
+    str, typer.Option("--target", metavar="T[,T]", help="GPU targets; without it those of this machine, else sm_100a.")
+]
+Jobs = Annotated[int | None, typer.Option(min=1, max=1024, help="Compiler processes, at most the node's slots.")]
+Retry = Annotated[bool, typer.Option("--retry", help="Compile again what failed lately.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="List the keys and whether each is there; compile nothing.")]
+
+
+@app.command()
+def warm(
+    tp: TpSizes,
+    target: BuildTargets = "",
+    geometry: Geometry = DEFAULT_GEOMETRY,
+    kernel: Kernels = None,
+    jobs: Jobs = None,
+    retry: Retry = False,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+) -> None:
+    """Compile everything that deployments of these TP sizes ask for, unless the cache has it."""
+    from jitspark.cli import warm as command
+
+    with errors_as_json(as_json):
+        settings = from_environment()
+        selection = _selection(tp, target, geometry, kernel)
+        if dry_run:
+            command.dry_run(selection, settings, as_json=as_json)
+            return
+        failed = command.warm(selection, command.Options(jobs, retry, as_json), settings)
+    if failed is not None:
+        raise failed
+
+
+@app.command()
+def pack(
+    file: PackFile,
+    target: Targets = "",
+    tp: Annotated[str, typer.Option("--tp", metavar="N[,N]", help="Exactly what these deployments ask for.")] = "",
+    geometry: Geometry = DEFAULT_GEOMETRY,
+    with_runtime: WithRuntime = False,
+) -> None:
+    """Put the cache's entries, all or a deployment's, into one tar file."""
+    if not tp:
+        commands.pack(file, target, with_runtime)
+        return
+    from jitspark.cli.pack_deployment import pack_deployment
+
+    pack_deployment(file, _selection(tp, target, geometry, None), from_environment(), with_runtime=with_runtime)
+
+
+def _selection(tp: str, target: str, geometry: str, kernels: list[str] | None) -> Selection:
+    return Selection(parse_tp(tp), parse_targets(target, say), geometry, tuple(kernels or ()))
