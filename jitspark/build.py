@@ -40,15 +40,17 @@ def build(
     *,
     jobs: int | None = None,
     retry: bool = False,
+    must_publish: bool = False,
     on_event: Callable[[Event], None] = lambda event: None,
     command: tuple[str, ...] = COMMAND,
 ) -> Report:
     """Find every wanted entry, and compile what is missing unless the settings forbid it.
 
     `jobs` limits this process' compiler children (default: all slots of the node). `retry` forgets failures
-    remembered from earlier. Raises MissingEntriesError when compiling is forbidden and something is missing,
-    ToolchainError when something must be compiled and there is no compiler or linker. A kernel that fails to
-    compile fails alone: see `Report.failed`.
+    remembered from earlier. `must_publish`: entries that only this process would see are of no use, so the first that
+    the writable root cannot take raises CacheDirectoryError. Raises MissingEntriesError when compiling is forbidden and
+    something is missing, ToolchainError when something must be compiled and there is no compiler or linker. A kernel
+    that fails to compile fails alone: see `Report.failed`.
     """
     progress = Progress(lookup, on_event, len(wanted))
     missing = [item for item in wanted if not progress.settle_if_found(item)]
@@ -57,7 +59,9 @@ def build(
     if missing:
         require_toolchain()
         slots = min(jobs or settings.compile_slots, settings.compile_slots)
-        compile_missing(missing, progress, settings, jobs=slots, retry=retry, command=command)
+        compile_missing(
+            missing, progress, settings, jobs=slots, retry=retry, must_publish=must_publish, command=command
+        )
     return Report(progress.entries, progress.compiled, progress.failed, progress.unpublished)
 
 
@@ -97,13 +101,17 @@ def wanted_for(specializations: Sequence[Specialization], targets: Sequence[str]
     return [Wanted(specialization, recipe_of(specialization, target)) for specialization, target in pairs]
 
 
-def missing_entries(keys: Sequence[Key], remedy: str = "Run `jitspark warm` for this deployment first.") -> MissingEntriesError:
+def missing_entries(
+    keys: Sequence[Key],
+    needed: str = "an entry for every key, since compiling is forbidden (JITSPARK_COMPILE=never)",
+    remedy: str = "Run `jitspark warm` for this deployment first.",
+) -> MissingEntriesError:
     """The one error that names everything missing."""
     names = sorted(str(key) for key in keys)
     return MissingEntriesError(
         where="cache",
         found=f"{len(names)} missing: {', '.join(names)}",
-        needed="an entry for every key, since compiling is forbidden (JITSPARK_COMPILE=never)",
+        needed=needed,
         remedy=remedy,
         keys=tuple(names),
     )

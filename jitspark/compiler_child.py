@@ -48,7 +48,7 @@ class CompilerChild:
             cwd=home,
         )
         self.compiles = 0
-        self._asked_at = 0.0
+        self.asked_at = 0.0
 
     @property
     def pid(self) -> int:
@@ -73,14 +73,14 @@ class CompilerChild:
             "directory": str(directory.absolute()),
         }
         self.compiles += 1
-        self._asked_at = time.monotonic()
+        self.asked_at = time.monotonic()
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
             self._process.stdin.flush()
 
     def overdue(self) -> bool:
-        return time.monotonic() - self._asked_at > COMPILE_LIMIT_SECONDS
+        return time.monotonic() - self.asked_at > COMPILE_LIMIT_SECONDS
 
     def answer(self) -> Answer:
         """The answer to the last `ask`. Raises the error that the child reported, or ChildDied when it ended."""

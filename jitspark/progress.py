@@ -11,7 +11,7 @@ from jitspark.lookup import Lookup
 from jitspark.spec import Specialization
 from jitspark.store import Entry
 
-Kind = Literal["hit", "compiled", "failed", "waiting"]
+Kind = Literal["hit", "compiled", "failed", "compiling", "waiting"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +30,8 @@ class Wanted:
 class Event:
     """Progress, for people and for callers that must keep something alive meanwhile.
 
-    `done` of `total` keys are settled. `seconds` is what a compile took, or how long we have been waiting;
-    `holder` is who compiles the key that is waited for.
+    `done` of `total` keys are settled. `seconds` is what a compile took or has taken so far, or how long we have been
+    waiting; `holder` is who compiles the key that is waited for.
     """
 
     kind: Kind
@@ -44,7 +44,7 @@ class Event:
 
 
 class Progress:
-    """The settled keys of one build: found, compiled here, or failed."""
+    """The settled keys of one build: found, compiled here, or failed. `missed` were not there at first."""
 
     def __init__(self, lookup: Lookup, on_event: Callable[[Event], None], total: int) -> None:
         self.lookup = lookup
@@ -52,6 +52,7 @@ class Progress:
         self.compiled: dict[Key, float] = {}
         self.failed: dict[Key, JitsparkError] = {}
         self.unpublished: dict[Key, CacheDirectoryError] = {}
+        self.missed: set[Key] = set()
         self._on_event = on_event
         self._total = total
 
