@@ -1,0 +1,122 @@
+"""The provider surface: who serves a part of the decode step, and what a provider requires of a deployment.
+
+A provider's requirements are read from the config after the support check has passed, so they need not repeat it:
+BF16 KV cache, blocks of 16, one node group without pipeline or context parallelism are given.
+
+Providers and what they require:
+
+* `cute`: our kernels, for every target. Attention reads whatever KV layout vLLM allocates, by its strides, but
+  takes block tables and sequence lengths from the metadata of two backends only. Collectives write into the other
+  ranks' memory, as vLLM's custom all-reduce does.
+* `flashinfer`: FlashInfer at the known version, on Blackwell, in the parts that it has.
+* `stock`: what vLLM runs anyway, so nothing.
+
+A config cannot show these; each is checked again when a plan is bound, for backbone and draft: the attention backend
+that vLLM selects when none is named, the KV cache's strides and the block size of each layer's own cache, whether
+the ranks reach each other's memory, free memory for weights held twice, and the context length after vLLM has fitted
+it to memory.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from jitspark.runtime import flashinfer_ops
+from jitspark.runtime.options import Options, from_vllm_config
+from jitspark.runtime.parts import CUTE, FLASHINFER, PARTS, SERVED_BY
+
+Requirement = Callable[[Any, Options], str | None]
+
+ATTENTION_BACKENDS = ("FLASH_ATTN", "FLASHINFER")
+# the kinds of KV cache that the backbone and the draft have, as `backend_per_kind` names them
+KV_CACHE_KINDS = ("full_attention", "sliding_window")
+
+
+@dataclass(frozen=True, slots=True)
+class Provider:
+    """One provider of one part. `unmet` are its requirements, in the order in which they are reported."""
+
+    part: str
+    name: str
+    unmet: tuple[Requirement, ...] = ()
+
+    def requirements(self, vllm_config: Any) -> str | None:
+        """The first requirement that this deployment does not meet, in the support check's words, or None.
+
+        Raises UsageError for options that cannot be understood and GeometryError for a geometry that cannot be
+        loaded.
+        """
+        options = from_vllm_config(vllm_config)
+        return next((reason for each in self.unmet if (reason := each(vllm_config, options)) is not None), None)
+
+
+def chosen(vllm_config: Any) -> tuple[Provider, ...]:
+    """The provider of each part in this deployment, in the order of `PARTS`. Raises UsageError."""
+    options = from_vllm_config(vllm_config)
+    return tuple(PROVIDERS[part, options.provider(part)] for part in PARTS)
+
+
+def _attention_backend(*known: str) -> Requirement:
+    def unmet(vllm_config: Any, _: Options) -> str | None:
+        other = next((name for name in _named_backends(vllm_config) if name not in known), None)
+        return None if other is None else f"attention backends but {'/'.join(known)} ({other})"
+
+    return unmet
+
+
+def _named_backends(vllm_config: Any) -> Iterator[str]:
+    """The attention backends that the config names for our layers; none of them when vLLM is to select."""
+    attention = getattr(vllm_config, "attention_config", None)
+    by_kind = getattr(attention, "backend_per_kind", None) or {}
+    named = [getattr(attention, "backend", None), *(by_kind.get(kind) for kind in KV_CACHE_KINDS)]
+    yield from (str(getattr(backend, "name", backend)) for backend in named if backend is not None)
+
+
+def _context_length(vllm_config: Any, options: Options) -> str | None:
+    """Positions index the RoPE table, which has a row for each position that the geometry allows."""
+    limit = options.backbone().max_position_embeddings
+    return f"context lengths above {limit}" if vllm_config.model_config.max_model_len > limit else None
+
+
+def _peer_memory(vllm_config: Any, _: Options) -> str | None:
+    parallel = vllm_config.parallel_config
+    refused = getattr(parallel, "disable_custom_all_reduce", False) and parallel.tensor_parallel_size > 1
+    return "all-reduce backends without peer memory (disable_custom_all_reduce)" if refused else None
+
+
+def _multicast_fusions(_: Any, __: Options) -> str | None:
+    """FlashInfer's fused boundaries and finalize exist for its MNNVL workspaces only."""
+    from vllm import envs
+
+    backend = envs.VLLM_FLASHINFER_ALLREDUCE_BACKEND
+    return None if backend in ("auto", "mnnvl") else f"FlashInfer all-reduce backends but mnnvl ({backend})"
+
+
+def _flashinfer_target(_: Any, options: Options) -> str | None:
+    other = next((target for target in options.targets if target not in flashinfer_ops.TARGETS), None)
+    return None if other is None else f"the flashinfer provider on {other}"
+
+
+def _flashinfer_installed(_: Any, __: Options) -> str | None:
+    found = flashinfer_ops.missing()
+    wanted = f"{flashinfer_ops.DISTRIBUTION} {flashinfer_ops.VERSION}"
+    return None if found is None else f"the flashinfer provider without {wanted} ({found})"
+
+
+_REQUIREMENTS: Mapping[tuple[str, str], tuple[Requirement, ...]] = {
+    ("attention", CUTE): (_attention_backend(*ATTENTION_BACKENDS), _context_length),
+    ("attention", FLASHINFER): (_attention_backend("FLASHINFER"), _context_length),
+    ("all_reduce", CUTE): (_peer_memory,),
+    ("all_reduce", FLASHINFER): (_peer_memory, _multicast_fusions),
+}
+
+
+def _provider(part: str, name: str) -> Provider:
+    usable = (_flashinfer_target, _flashinfer_installed) if name == FLASHINFER else ()
+    return Provider(part, name, usable + _REQUIREMENTS.get((part, name), ()))
+
+
+PROVIDERS: Mapping[tuple[str, str], Provider] = MappingProxyType(
+    {(part, name): _provider(part, name) for part in PARTS for name in SERVED_BY[part]}
+)
