@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from jitspark.machine_code import disassemble
 from jitspark.target import TARGETS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -60,7 +61,9 @@ def test_the_example_compiles(folder, target, case):
     signature = run(COMPILE, folder, target, case)
 
     assert all(name in signature for name in ("x", "y", "out", "scale"))
-    assert (folder / "kernel.so").stat().st_size > 0
+    code = disassemble((folder / "kernel.so").read_bytes())
+    assert (code.target, code.stack, code.local) == (target, 0, 0)
+    assert {"LDG", "FFMA", "STG"} <= set(code.instructions)
 
 
 def test_the_example_reference_computes_what_it_says(folder):
