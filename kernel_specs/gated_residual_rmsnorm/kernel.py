@@ -1,6 +1,6 @@
 """CuTe DSL kernel for `gated_residual_rmsnorm`: a cluster of CTAs per token, one pass over memory.
 
-Each thread owns VECTOR neighbouring channels; what it reads stays in registers until it is written.
+What a thread reads stays in registers until it is written.
 """
 
 from collections.abc import Callable
@@ -9,8 +9,12 @@ import cutlass
 from cutlass import cute
 
 from kernel_specs.primitives.reduce import RowSum
-from kernel_specs.primitives.row_split import VECTOR
+from kernel_specs.primitives.row_split import VECTOR, thread_vectors
 from kernel_specs.primitives.vector import dot, load_float32, round_bfloat16, store_rounded
+
+# Elements of a 16-byte FP32 vector: a warp's accesses to the stream are then contiguous, as those to BF16 rows still
+# are. Eight in a row would touch every second 16 bytes twice, which costs up to a quarter of the launch.
+WIDTH = 4
 
 
 def gated_residual_rmsnorm(
@@ -45,39 +49,39 @@ def gated_residual_rmsnorm(
         thread, _, _ = cute.arch.thread_idx()
         block, _, _ = cute.arch.block_idx()
         token = block // cluster
-        vector = (block % cluster) * threads + thread
-        row_sum = RowSum(threads, cluster, sums=(1, 1))
+        mine = thread_vectors(block % cluster, thread, threads, WIDTH)
+        row_sum = RowSum(threads, cluster, exchanges=2)
 
         # Parameters do not depend on the previous launch: their latency passes before the wait.
         if cutlass.const_expr(weighted_post):
-            post_gain = load_float32(post_weight, vector, VECTOR) + 1.0
-        keep = load_float32(alpha, vector, VECTOR)
-        take = load_float32(beta, vector, VECTOR)
-        gain = load_float32(weight, vector, VECTOR) + gain_center
+            post_gain = load_float32(post_weight, mine, WIDTH) + 1.0
+        keep = load_float32(alpha, mine, WIDTH)
+        take = load_float32(beta, mine, WIDTH)
+        gain = load_float32(weight, mine, WIDTH) + gain_center
         row_sum.ready()
         cute.arch.griddepcontrol_wait()
         cute.arch.griddepcontrol_launch_dependents()
 
-        z = load_float32(branch[token, None], vector, VECTOR)
-        kept = load_float32(stream[token, None], vector, VECTOR) * keep
+        z = load_float32(branch[token, None], mine, WIDTH)
+        previous = load_float32(stream[token, None], mine, WIDTH)
         if cutlass.const_expr(weighted_post):
             z = z * post_gain
-        (square_sum,) = row_sum.all_reduce(0, (dot(z, z),))
+        square_sum = row_sum.all_reduce(0, dot(z, z))
         y = z * cute.math.rsqrt(square_sum / hidden_size + post_eps, fastmath=True)
         if cutlass.const_expr(draft):
             y = round_bfloat16(y)
-        x = kept + take * y
-        store_rounded(stream[token, None], vector, x)
+        x = keep * previous + take * y
+        store_rounded(stream[token, None], mine, x)
         if cutlass.const_expr(write_tap):
-            store_rounded(tap[token, None], vector, x)
+            store_rounded(tap[token, None], mine, x)
 
         if cutlass.const_expr(draft):
             x = round_bfloat16(x)
-        (square_sum,) = row_sum.all_reduce(1, (dot(x, x),))
+        square_sum = row_sum.all_reduce(1, dot(x, x))
         normed = x * cute.math.rsqrt(square_sum / hidden_size + eps, fastmath=True) * gain
-        store_rounded(activation[token, None], vector, normed)
+        store_rounded(activation[token, None], mine, normed)
         if cutlass.const_expr(write_router_input):
-            store_rounded(router_input[token, None], vector, normed)
+            store_rounded(router_input[token, None], mine, normed)
 
     @cute.jit
     def host(*arguments) -> None:  # which tensors exist depends on the statics, so the names are given here
@@ -93,6 +97,7 @@ def gated_residual_rmsnorm(
             block=(threads, 1, 1),
             cluster=(cluster, 1, 1) if cluster > 1 else None,
             stream=cuda_stream,
+            min_blocks_per_mp=1,  # registers are not scarce: loads may all be issued before the first use
             use_pdl=True,
         )
 

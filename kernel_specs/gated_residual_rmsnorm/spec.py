@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from jitspark.spec import CONST, VAR, Case, Divisible, KernelSpec, Scalar, Specialization, Static, Tensor
 from jitspark.target import TARGETS
-from kernel_specs.primitives.row_split import CLUSTERS, THREADS, VECTOR, row_split
+from kernel_specs.primitives.row_split import CLUSTERS, THREADS, TOKEN_CLASSES, VECTOR, row_split
 
 if TYPE_CHECKING:  # cases are checked where no geometry library is installed
     from jitspark.geometry import Deployment
@@ -25,38 +25,46 @@ TOKENS_BY_HIDDEN = ("num_tokens", "hidden_size")
 PER_CHANNEL = ("hidden_size",)
 
 
-def _statics(
-    hidden_size: int, mode: str, post_norm: str, *, gain_center: float = 1.0, tap: bool = False, router: bool = False
-) -> dict[str, Static]:
+Boundary = dict[str, Static]
+
+
+def statics(hidden_size: int, num_tokens: int, boundary: Boundary) -> dict[str, Static]:
+    """All statics for a boundary: what it computes, and how rows are split when there are so many of them."""
+    return boundary | row_split(hidden_size, num_tokens)
+
+
+def _boundary(
+    mode: str, post_norm: str, *, gain_center: float = 1.0, tap: bool = False, router: bool = False
+) -> Boundary:
     return {
         "mode": mode,
         "post_norm": post_norm,
         "gain_center": gain_center,
         "write_tap": tap,
         "write_router_input": router,
-        **row_split(hidden_size),
     }
 
 
-def _backbone_boundaries(hidden_size: int, num_layers: int, tap_layers: tuple[int, ...]) -> Iterator[dict[str, Static]]:
+def backbone_boundaries(num_layers: int, tap_layers: tuple[int, ...]) -> Iterator[Boundary]:
     """Into a feed-forward part; out of it into the next layer; out of the last one into the final norm."""
     last = num_layers - 1
     for router in (False, True):  # the FP32 router input is a choice of the deployment
-        yield _statics(hidden_size, "backbone", "weightless", router=router)
+        yield _boundary("backbone", "weightless", router=router)
     for tap in sorted({layer in tap_layers for layer in range(last)}):
-        yield _statics(hidden_size, "backbone", "input_scale", tap=tap)
-    yield _statics(hidden_size, "backbone", "input_scale", gain_center=0.0, tap=last in tap_layers)
+        yield _boundary("backbone", "input_scale", tap=tap)
+    yield _boundary("backbone", "input_scale", gain_center=0.0, tap=last in tap_layers)
 
 
-def _draft_boundaries(hidden_size: int) -> Iterator[dict[str, Static]]:
-    yield _statics(hidden_size, "draft", "weightless")
-    yield _statics(hidden_size, "draft", "input_scale")
-    yield _statics(hidden_size, "draft", "input_scale", gain_center=0.0)
+def draft_boundaries() -> Iterator[Boundary]:
+    """As in the backbone; the draft has neither taps nor a router."""
+    yield _boundary("draft", "weightless")
+    yield _boundary("draft", "input_scale")
+    yield _boundary("draft", "input_scale", gain_center=0.0)
 
 
-def _case(num_tokens: int, hidden_size: int, statics: dict[str, Static]) -> Case:
+def _case(num_tokens: int, hidden_size: int, boundary: Boundary) -> Case:
     bounds: dict[str, Any]
-    if statics["mode"] == "draft":
+    if boundary["mode"] == "draft":
         # y is rounded in the middle: where FP32 and float64 fall on two sides of a tie, the stream moves by an ulp of
         # y (2^-5 for |y| < 8), and what follows moves with it.
         bounds = {"rtol": 2**-6, "atol": 2**-4, "tolerances": {"stream": (2**-7, 2**-5)}}
@@ -66,7 +74,7 @@ def _case(num_tokens: int, hidden_size: int, statics: dict[str, Static]) -> Case
     return Case(
         axes={"num_tokens": num_tokens, "hidden_size": hidden_size},
         dtypes={},
-        statics=statics,
+        statics=statics(hidden_size, num_tokens, boundary),
         note="rows whose branch, stream or both are zero, huge or tiny",
         **bounds,
     )
@@ -106,10 +114,10 @@ SPEC = KernelSpec(
     kernel="kernel:gated_residual_rmsnorm",
     reference="reference:gated_residual_rmsnorm",
     cases=tuple(
-        _case(num_tokens, hidden_size, statics)
+        _case(num_tokens, hidden_size, boundary)
         for hidden_size, token_counts in ((8192, (1, 8, 56, 64)), (512, (7,)))
         for num_tokens in token_counts
-        for statics in (*_backbone_boundaries(hidden_size, 3, (0, 2)), *_draft_boundaries(hidden_size))
+        for boundary in (*backbone_boundaries(3, (0, 2)), *draft_boundaries())
     ),
 )
 
@@ -117,7 +125,14 @@ SPEC = KernelSpec(
 def specializations(deployment: "Deployment") -> Iterator[Specialization]:
     """Every boundary of the backbone and of the draft."""
     backbone, draft = deployment.backbone, deployment.draft
-    for statics in _backbone_boundaries(backbone.hidden_size, backbone.num_hidden_layers, backbone.tap_layers):
-        yield SPEC.specialize(axes={"hidden_size": backbone.hidden_size}, statics=statics)
-    for statics in _draft_boundaries(draft.hidden_size):
-        yield SPEC.specialize(axes={"hidden_size": draft.hidden_size}, statics=statics)
+    asked = (
+        *(
+            (backbone.hidden_size, each)
+            for each in backbone_boundaries(backbone.num_hidden_layers, backbone.tap_layers)
+        ),
+        *((draft.hidden_size, each) for each in draft_boundaries()),
+    )
+    for hidden_size, boundary in asked:
+        chosen = (statics(hidden_size, num_tokens, boundary) for num_tokens in TOKEN_CLASSES)
+        for each in {tuple(found.items()): found for found in chosen}.values():
+            yield SPEC.specialize(axes={"hidden_size": hidden_size}, statics=each)

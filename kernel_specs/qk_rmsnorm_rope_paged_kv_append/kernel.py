@@ -47,8 +47,8 @@ def qk_rmsnorm_rope_paged_kv_append(
         slot = slot_mapping[token]
         if cutlass.const_expr(rope):
             table_row = cos_sin[positions[token], None]
-            cosines = load_float32(table_row, part, PAIRS)
-            sines = load_float32(table_row, part + LANES, PAIRS)
+            cosines = load_float32(table_row, (part,), PAIRS)
+            sines = load_float32(table_row, (part + LANES,), PAIRS)
         cute.arch.griddepcontrol_wait()
         cute.arch.griddepcontrol_launch_dependents()
 
@@ -56,7 +56,7 @@ def qk_rmsnorm_rope_paged_kv_append(
         stored = cute.make_rmem_tensor((VECTOR,), cutlass.BFloat16)
         cute.autovec_copy(head, stored)
         values = stored.load().to(cutlass.Float32)
-        (square_sum,) = butterfly((dot(values, values),), LANES)
+        square_sum = butterfly(dot(values, values), LANES)
         if row < first_value:
             normed = values * cute.math.rsqrt(square_sum / HEAD + eps, fastmath=True)
             if cutlass.const_expr(rope):

@@ -9,9 +9,11 @@ with c = cos_sin[position, i] and s = cos_sin[position, 32 + i] (vLLM's table: c
 q and k are rounded to BF16 once and written back; v and the gate stay. If the token's slot is not negative, k and v
 also go to kv_cache[slot // 16, head, slot % 16]: K in columns 0..63, V in 64..127.
 
-The cache's strides are run-time values, so one artifact serves head-major (HND) and token-major (NHD) caches. The
-positions, the slots and the table must have been written before the launch that precedes this one: they are read
-before `griddepcontrol.wait`. Backbone rows and draft query rows are served alike.
+The cache's strides are run-time values, so one artifact serves head-major (HND) and token-major (NHD) caches. Backbone
+rows and draft query rows are served alike.
+
+Positions, slots and the table are read before `griddepcontrol.wait`. They must be complete before the two launches
+that precede this one, the first of which must trigger its dependents after its own wait, as the norms do.
 """
 
 from collections.abc import Iterator

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from jitspark.spec import CONST, VAR, Case, Divisible, KernelSpec, Scalar, Specialization, Tensor
 from jitspark.target import TARGETS
-from kernel_specs.primitives.row_split import CLUSTERS, THREADS, VECTOR, row_split
+from kernel_specs.primitives.row_split import CLUSTERS, THREADS, TOKEN_CLASSES, VECTOR, row_split
 
 if TYPE_CHECKING:  # cases are checked where no geometry library is installed
     from jitspark.geometry import Deployment
@@ -37,16 +37,17 @@ VARIANTS = (
 Variant = tuple[str, bool, float, bool]
 
 
-def _choices(hidden_size: int, variant: Variant) -> dict[str, Any]:
+def choices(hidden_size: int, num_tokens: int, variant: Variant) -> dict[str, Any]:
+    """Dtypes and statics of a variant, with its rows split as suits so many of them."""
     input_dtype, weighted, gain_center, round_input = variant
     statics = {"weighted": weighted, "gain_center": gain_center, "round_input": round_input}
-    return {"dtypes": {"input_dtype": input_dtype}, "statics": statics | row_split(hidden_size)}
+    return {"dtypes": {"input_dtype": input_dtype}, "statics": statics | row_split(hidden_size, num_tokens)}
 
 
 def _case(num_tokens: int, hidden_size: int, variant: Variant) -> Case:
     return Case(
         axes={"num_tokens": num_tokens, "hidden_size": hidden_size},
-        **_choices(hidden_size, variant),
+        **choices(hidden_size, num_tokens, variant),
         rtol=2**-7,  # one BF16 ulp
         atol=0.0,
         note="rows of zeros, of 1e15 and of 1e-20 among ordinary ones",
@@ -98,4 +99,6 @@ def specializations(deployment: "Deployment") -> Iterator[Specialization]:
         (draft.hidden_size, DRAFT_FINAL_NORM_OF_STREAM),
     )
     for hidden_size, variant in dict.fromkeys(asked):
-        yield SPEC.specialize(axes={"hidden_size": hidden_size}, **_choices(hidden_size, variant))
+        found = (choices(hidden_size, num_tokens, variant) for num_tokens in TOKEN_CLASSES)
+        for each in {tuple(chosen["statics"].items()): chosen for chosen in found}.values():
+            yield SPEC.specialize(axes={"hidden_size": hidden_size}, **each)

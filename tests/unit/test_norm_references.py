@@ -11,6 +11,7 @@ from torch.nn.functional import rms_norm  # noqa: E402
 from jitspark.registry import load_spec  # noqa: E402
 from jitspark.spec import VAR, Case, KernelSpec, Specialization, Tensor  # noqa: E402
 from kernel_specs.gated_residual_rmsnorm import reference as gated_residual  # noqa: E402
+from kernel_specs.primitives.row_split import TOKEN_CLASSES, row_split, thread_vectors  # noqa: E402
 from kernel_specs.qk_rmsnorm_rope_paged_kv_append import reference as qk_append  # noqa: E402
 from kernel_specs.rmsnorm import reference as plain  # noqa: E402
 
@@ -155,3 +156,25 @@ def test_random_arguments_are_fresh_and_reach_the_adversarial_corners(name):
             for c in spec.cases[:2]
         }
         assert layouts == {True, False}
+
+
+@pytest.mark.parametrize("hidden_size", [256, 512, 4096, 8192])
+@pytest.mark.parametrize("num_tokens", [1, 8, 9, 64])
+@pytest.mark.parametrize("width", [4, 8])
+def test_threads_of_a_row_own_each_channel_once(hidden_size, num_tokens, width):
+    split = row_split(hidden_size, num_tokens)
+    owned = [
+        vector * width + offset
+        for part in range(split["cluster"])
+        for thread in range(split["threads"])
+        for vector in thread_vectors(part, thread, split["threads"], width)
+        for offset in range(width)
+    ]
+
+    assert sorted(owned) == list(range(hidden_size))
+
+
+def test_every_number_of_tokens_is_in_a_class_that_is_compiled():
+    for hidden_size in (256, 512, 4096, 8192):
+        compiled = [row_split(hidden_size, num_tokens) for num_tokens in TOKEN_CLASSES]
+        assert all(row_split(hidden_size, num_tokens) in compiled for num_tokens in range(1, 65))
