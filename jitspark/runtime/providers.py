@@ -66,11 +66,15 @@ def _attention_backend(*known: str) -> Requirement:
 
 
 def _named_backends(vllm_config: Any) -> Iterator[str]:
-    """The attention backends that the config names for our layers; none of them when vLLM is to select."""
+    """The attention backends that the config names for backbone and draft; none of them when vLLM is to select."""
     attention = getattr(vllm_config, "attention_config", None)
     by_kind = getattr(attention, "backend_per_kind", None) or {}
-    named = [getattr(attention, "backend", None), *(by_kind.get(kind) for kind in KV_CACHE_KINDS)]
-    yield from (str(getattr(backend, "name", backend)) for backend in named if backend is not None)
+    yield from _names(getattr(attention, "backend", None), *(by_kind.get(kind) for kind in KV_CACHE_KINDS))
+    yield from _names(getattr(vllm_config.speculative_config, "attention_backend", None))
+
+
+def _names(*backends: Any) -> tuple[str, ...]:
+    return tuple(str(getattr(backend, "name", backend)) for backend in backends if backend is not None)
 
 
 def _context_length(vllm_config: Any, options: Options) -> str | None:
