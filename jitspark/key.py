@@ -8,13 +8,14 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jitspark.errors import SpecError
-from jitspark.source_digest import kernel_sources
-from jitspark.spec import Specialization
 from jitspark.target import host_name
-from jitspark.toolchain import Toolchain
+
+if TYPE_CHECKING:  # a process that only loads makes no recipes: it need not import what they come from
+    from jitspark.spec import Specialization
+    from jitspark.toolchain import Toolchain
 
 # Raised whenever our own way from a spec to bytes changes: fake arguments, link line, export options.
 PROCEDURE = 1
@@ -71,11 +72,13 @@ class Recipe:
         return Key(self.target, self.host, self.kernel, self.digest)
 
 
-def recipe_of(specialization: Specialization, target: str) -> Recipe:
+def recipe_of(specialization: "Specialization", target: str) -> Recipe:
     """The recipe of `specialization` for `target` on this host.
 
     Raises SpecError when a source is missing or a value cannot be put into a key.
     """
+    from jitspark.source_digest import kernel_sources
+
     module = specialization.spec.kernel.partition(":")[0]
     return Recipe(
         kernel=specialization.name,
@@ -96,11 +99,11 @@ def codegen_options(target: str) -> tuple[str, ...]:
     return ("--enable-tvm-ffi", f"--gpu-arch {target}")
 
 
-def toolchain_digest(toolchain: Toolchain) -> str:
+def toolchain_digest(toolchain: "Toolchain") -> str:
     return digest_of(toolchain)
 
 
-def _spec_content(specialization: Specialization) -> dict[str, Any]:
+def _spec_content(specialization: "Specialization") -> dict[str, Any]:
     """The spec's part in the bytes. Choices not taken, supported targets, cases and the reference have none."""
     spec = specialization.spec
     return {

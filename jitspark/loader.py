@@ -11,10 +11,10 @@ import ctypes
 import fcntl
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from jitspark.errors import EntryError
+from jitspark.errors import EntryError, TargetError
 from jitspark.runtime_library import find_runtime_library, load_runtime_library, offers
 from jitspark.settings import Settings
 from jitspark.store import Entry
@@ -39,15 +39,20 @@ class Loader:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._loaded: dict[str, Kernel] = {}
+        # By symbol too: a forged record may name another kernel's artifact, which has not this kernel's symbol.
+        self._loaded: dict[tuple[str, str], Kernel] = {}
 
-    def load(self, entries: Sequence[Entry]) -> list[Kernel]:
+    def load(self, entries: Sequence[Entry], target: str | None = None) -> list[Kernel]:
         """The kernels of `entries`, in order.
 
-        Raises EntryError for an entry that is damaged, for another host, or needs symbols that this process does not
-        offer (nothing of it is mapped then), ToolchainError when the runtime library is missing.
+        `target` is what the device that will run them needs; without it, entries for any target are loaded.
+        Raises TargetError for an entry for another target, EntryError for one that is damaged, for another host, or
+        needs symbols that this process does not offer (nothing of it is mapped then), ToolchainError when the runtime
+        library is missing.
         """
-        fresh = {e.record.sha256: e for e in entries if e.record.sha256 not in self._loaded}
+        if target is not None:
+            _check_targets(entries, target)
+        fresh = {_identity(entry): entry for entry in entries if _identity(entry) not in self._loaded}
         if fresh:
             load_runtime_library(find_runtime_library(self._settings))
             import tvm_ffi
@@ -56,8 +61,8 @@ class Loader:
             _check_mappings(mapped)
             for entry, library, address in mapped:
                 function = tvm_ffi.Function.__from_extern_c__(address, keep_alive_object=library)
-                self._loaded[entry.record.sha256] = Kernel(entry, function, address)
-        return [self._loaded[entry.record.sha256] for entry in entries]
+                self._loaded[_identity(entry)] = Kernel(entry, function, address)
+        return [replace(self._loaded[_identity(entry)], entry=entry) for entry in entries]
 
     def _map(self, entry: Entry) -> tuple[Entry, ctypes.CDLL, int]:
         check_usable(entry)
@@ -67,6 +72,22 @@ class Loader:
         if address is None:
             raise _unusable(entry, f"no symbol {entry.record.symbol}", "an artifact that exports its kernel")
         return entry, library, address
+
+
+def _identity(entry: Entry) -> tuple[str, str]:
+    return entry.record.sha256, entry.record.symbol
+
+
+def _check_targets(entries: Sequence[Entry], target: str) -> None:
+    """Refuse here what a launch would refuse as cudaErrorNoKernelImageForDevice."""
+    for entry in entries:
+        if entry.key.target != target:
+            raise TargetError(
+                where=f"{entry.key} in {entry.where}",
+                found=f"an entry for {entry.key.target}",
+                needed=f"one for {target}, which the device runs",
+                remedy=f"Build it with `jitspark warm --target {target}`.",
+            )
 
 
 def check_usable(entry: Entry) -> None:
@@ -82,11 +103,12 @@ def check_usable(entry: Entry) -> None:
 
 def map_artifact(content: bytes, sha256: str) -> ctypes.CDLL:
     """Map `content` from a sealed memory file; no descriptor stays open. Works on mounts that forbid execution."""
-    descriptor = _memory_file(_memory_name(sha256))
     try:
-        _write_all(descriptor, content)
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
-        return ctypes.CDLL(spelling(sha256, descriptor), mode=os.RTLD_NOW | os.RTLD_LOCAL)
+        descriptor = sealed_memory_file(_memory_name(sha256), content)
+        try:
+            return ctypes.CDLL(spelling(sha256, descriptor), mode=os.RTLD_NOW | os.RTLD_LOCAL)
+        finally:
+            os.close(descriptor)
     except OSError as problem:
         raise EntryError(
             where=f"artifact {sha256[:12]}",
@@ -94,8 +116,18 @@ def map_artifact(content: bytes, sha256: str) -> ctypes.CDLL:
             needed="a library that this system can map",
             remedy="Rebuild the entry on this host with `jitspark warm`.",
         ) from None
-    finally:
+
+
+def sealed_memory_file(name: str, content: bytes) -> int:
+    """The descriptor of a memory file that holds `content`, may be mapped as code, and never changes again."""
+    descriptor = _memory_file(name)
+    try:
+        _write_all(descriptor, content)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+    except BaseException:
         os.close(descriptor)
+        raise
+    return descriptor
 
 
 def spelling(sha256: str, descriptor: int) -> str:

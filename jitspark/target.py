@@ -1,6 +1,6 @@
 """GPU architectures to compile for, the host an entry is for, and which of them this machine has."""
 
-import platform
+import os
 import re
 
 from jitspark.errors import TargetError
@@ -30,5 +30,6 @@ def target_of_capability(major: int, minor: int) -> str | None:
 
 def host_name() -> str:
     """The host an artifact built here is for, e.g. `x86_64-linux`: its host code is native code."""
-    machine = re.sub(r"[^a-z0-9_]", "_", platform.machine().lower())
-    return f"{machine}-{platform.system().lower()}"
+    system = os.uname()
+    machine = re.sub(r"[^a-z0-9_]", "_", system.machine.lower())
+    return f"{machine}-{system.sysname.lower()}"

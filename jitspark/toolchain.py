@@ -1,15 +1,13 @@
 """The toolchain's fingerprint, and where its parts lie, from package metadata alone.
 
 Nothing here imports the compiler. The fingerprint holds versions and content digests, never a path, so that two
-virtual environments with the same packages agree.
+virtual environments with the same packages agree. Loading needs only constants from here: what reads package metadata
+or starts a process is imported where it is used.
 """
 
 import functools
 import hashlib
-import importlib.metadata
 import re
-import shutil
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,6 +56,12 @@ def own_toolchain() -> Toolchain | None:
     return Toolchain(found, CUDA_FLAVOUR, linker)
 
 
+def distributions() -> dict[str, str | None]:
+    """The compiler's distributions and their installed versions, None where one is missing."""
+    prints = {name: _fingerprint(name) for name in _DISTRIBUTIONS}
+    return {name: None if found is None else found.version for name, found in prints.items()}
+
+
 def require_toolchain() -> Toolchain:
     """This process' toolchain. Raises ToolchainError that says which part is missing."""
     toolchain = own_toolchain()
@@ -80,9 +84,12 @@ def require_toolchain() -> Toolchain:
 
 
 def _fingerprint(name: str) -> Distribution | None:
+    from importlib.metadata import PackageNotFoundError
+    from importlib.metadata import distribution as find_distribution
+
     try:
-        distribution = importlib.metadata.distribution(name)
-    except importlib.metadata.PackageNotFoundError:
+        distribution = find_distribution(name)
+    except PackageNotFoundError:
         return None
     return Distribution(name, distribution.version, content_digest(distribution.read_text("RECORD") or ""))
 
@@ -106,6 +113,8 @@ def _counts(line: str) -> bool:
 @functools.cache
 def linker_version() -> str | None:
     """The first line of `ld --version`, or None without a linker."""
+    import subprocess
+
     path = linker_path()
     if path is None:
         return None
@@ -117,6 +126,8 @@ def linker_version() -> str | None:
 
 
 def linker_path() -> str | None:
+    import shutil
+
     return shutil.which("ld")
 
 
@@ -127,17 +138,22 @@ def extension_module() -> Path | None:
 
 def runtime_library() -> tuple[Path, int] | None:
     """The runtime library of the pinned flavour and the size that its RECORD promises; `stubs/` are no runtime."""
+    from importlib.metadata import files
+
     name = f"nvidia-cutlass-dsl-libs-{CUDA_FLAVOUR}"
     wanted = re.compile(rf"{CUDA_FLAVOUR}/lib/libcute_dsl_runtime\.so$")
     path = _file_of(name, wanted)
     if path is None:
         return None
-    return path, next(f.size or 0 for f in importlib.metadata.files(name) or () if wanted.search(str(f)))
+    return path, next(f.size or 0 for f in files(name) or () if wanted.search(str(f)))
 
 
 def _file_of(name: str, wanted: re.Pattern[str]) -> Path | None:
+    from importlib.metadata import PackageNotFoundError
+    from importlib.metadata import files as files_of
+
     try:
-        files = importlib.metadata.files(name) or []
-    except importlib.metadata.PackageNotFoundError:
+        files = files_of(name) or []
+    except PackageNotFoundError:
         return None
     return next((Path(str(f.locate())) for f in files if wanted.search(str(f))), None)
