@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from cache_tools.command_line import answer, answer_json
+from cache_tools.command_line import answer, answer_json, errors_as_json
 from jitspark.settings import Settings, from_environment
 from jitspark.store import Entry
 
@@ -24,8 +24,9 @@ def ls(
     from cache_tools.listing import listing, listing_json
     from cache_tools.roots import readable_layers
 
-    layers = readable_layers(from_environment())
-    entries = list(entries_in(layers))
+    with errors_as_json(as_json):
+        layers = readable_layers(from_environment())
+        entries = list(entries_in(layers))
     if as_json:
         answer_json(listing_json(entries, layers))
         return
@@ -39,7 +40,8 @@ def explain(key: Annotated[str, typer.Argument(metavar="KEY")], as_json: Json = 
     from cache_tools.parts import parts, parts_json
     from cache_tools.roots import readable_layers
 
-    entries = entries_named(key, readable_layers(from_environment()))
+    with errors_as_json(as_json):
+        entries = entries_named(key, readable_layers(from_environment()))
     if as_json:
         answer_json(parts_json(entries))
         return

@@ -7,6 +7,9 @@ from typing import Any
 from jitspark.store import Entry
 
 ABSENT = "(absent)"
+# What is chosen, and where the spec's part of a recipe says it again.
+_CHOSEN = ("axes.", "dtypes.", "statics.")
+_REPEATED = "spec.factory_arguments."
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +30,9 @@ def differences(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[Di
     fields = sorted(left.keys() | right.keys())
     pairs = ((field, left.get(field, ABSENT), right.get(field, ABSENT)) for field in fields)
     # by type too: 1, 1.0 and True are equal in Python but compile to different kernels
-    return [Difference(*each) for each in pairs if (type(each[1]), each[1]) != (type(each[2]), each[2])]
+    found = [Difference(*each) for each in pairs if (type(each[1]), each[1]) != (type(each[2]), each[2])]
+    said = {each.field.rpartition(".")[2] for each in found if each.field.startswith(_CHOSEN)}
+    return [each for each in found if not each.field.startswith(_REPEATED) or each.field.rpartition(".")[2] not in said]
 
 
 def nearest(wanted: Mapping[str, Any], entries: Sequence[Entry]) -> tuple[Entry, list[Difference]] | None:

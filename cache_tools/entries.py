@@ -2,7 +2,7 @@
 
 import contextlib
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,15 @@ logger = logging.getLogger("jitspark")
 _COMPILER = "nvidia-cutlass-dsl"
 
 
-def entries_in(layers: Sequence[Layer]) -> Iterator[Entry]:
-    """Every entry whose record is good, layer by layer, sorted within each. A bad record is said and passed over."""
+def entries_in(layers: Sequence[Layer], kernels: Container[str] | None = None) -> Iterator[Entry]:
+    """Every entry (of these kernels, or all) whose record is good, layer by layer, sorted within each.
+
+    A bad record is said and passed over.
+    """
     for layer in layers:
         for key, toolchain in keys_in(layer):
+            if kernels is not None and key.kernel not in kernels:
+                continue
             try:
                 entry = read_entry(layer, key, toolchain)
             except EntryError as problem:
@@ -58,6 +63,11 @@ def entries_named(name: str, layers: Sequence[Layer]) -> list[Entry]:
     return found
 
 
+def is_key(name: str) -> bool:
+    """Whether `name` is meant as a key rather than a kernel."""
+    return "/" in name or _hexadecimal(name)
+
+
 def _digest_start(name: str) -> tuple[str, str | None]:
     """The recipe digest's start, and the kernel where the name holds one."""
     parts = Path(name).parts
@@ -65,7 +75,11 @@ def _digest_start(name: str) -> tuple[str, str | None]:
         below = parts[parts.index(ARTIFACTS) + 1 :]
         return (below[2], below[1]) if len(below) >= 3 else ("", None)
     start, kernel = (parts[-1], parts[-2] if len(parts) > 1 else None) if parts else ("", None)
-    return (start if all(c in "0123456789abcdef" for c in start) else ""), kernel
+    return (start if _hexadecimal(start) else ""), kernel
+
+
+def _hexadecimal(text: str) -> bool:
+    return bool(text) and all(c in "0123456789abcdef" for c in text)
 
 
 def _some(keys: Sequence[Key]) -> str:

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from cache_tools import commands
-from cache_tools.command_line import errors_as_json, say
+from cache_tools.command_line import answer, answer_json, errors_as_json, say
 from cache_tools.commands import Json, PackFile, Targets, WithRuntime
 from jitspark.cli.selection import Selection, parse_targets, parse_tp
 from jitspark.settings import from_environment
@@ -23,7 +23,7 @@ app.command()(commands.unpack)
 
 TpSizes = Annotated[str, typer.Option("--tp", metavar="N[,N]", help="TP sizes of the deployments.")]
 Geometry = Annotated[str, typer.Option(metavar="NAME|FILE", help="The model: a built-in geometry or a TOML file.")]
-Kernels = Annotated[list[str] | None, typer.Option("--kernel", metavar="NAME", help="Only this kernel; may be repeated.")]
+Kernels = Annotated[list[str] | None, typer.Option("--kernel", metavar="NAME", help="Only this one; repeatable.")]
 BuildTargets = Annotated[
     str, typer.Option("--target", metavar="T[,T]", help="GPU targets; without it those of this machine, else sm_100a.")
 ]
@@ -55,6 +55,40 @@ def warm(
         failed = command.warm(selection, command.Options(jobs, retry, as_json), settings)
     if failed is not None:
         raise failed
+
+
+@app.command()
+def explain(
+    name: Annotated[str, typer.Argument(metavar="KEY|KERNEL")],
+    tp: Annotated[str, typer.Option("--tp", metavar="N[,N]", help="Of a kernel: for these TP sizes, else all.")] = "",
+    target: BuildTargets = "",
+    geometry: Geometry = DEFAULT_GEOMETRY,
+    as_json: Json = False,
+) -> None:
+    """What went into a key, or whether a kernel's keys are in the cache and, if not, why not."""
+    from cache_tools.entries import is_key
+
+    if is_key(name):
+        commands.explain(name, as_json)
+        return
+    from jitspark.cli.explain_kernel import explain_kernel
+
+    with errors_as_json(as_json):
+        explain_kernel(name, tp, target, geometry, from_environment(), as_json=as_json)
+
+
+@app.command()
+def doctor(as_json: Json = False) -> None:
+    """Check everything that jitspark needs from this machine."""
+    from jitspark.doctor import checks, checks_json, checks_lines
+
+    found = checks(from_environment())
+    if as_json:
+        answer_json(checks_json(found))
+    else:
+        for line in checks_lines(found):
+            answer(line)
+    raise typer.Exit(any(check.status == "FAIL" for check in found))
 
 
 @app.command()
