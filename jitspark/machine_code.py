@@ -50,9 +50,8 @@ def device_image(artifact: bytes, where: str = "artifact") -> bytes:
         section = elf.get_section(symbol["st_shndx"])
         start = symbol["st_value"] - section["sh_addr"]
         container = section.data()[start : start + symbol["st_size"]]
-        image = container[container.index(b"\x7fELF") :]
-        if ELFFile(io.BytesIO(image)).header["e_machine"] not in ("EM_CUDA", EM_CUDA):
-            raise ELFError("another machine's code")
+        image: bytes = container[container.index(b"\x7fELF") :]
+        machine = ELFFile(io.BytesIO(image)).header["e_machine"]
     except (ELFError, AttributeError, TypeError, IndexError, KeyError, ValueError) as problem:
         raise EntryError(
             where=where,
@@ -60,6 +59,7 @@ def device_image(artifact: bytes, where: str = "artifact") -> bytes:
             needed=f"an artifact with the symbol {SYMBOL}",
             remedy="Rebuild the entry with `jitspark warm`.",
         ) from None
+    assert machine in ("EM_CUDA", EM_CUDA), "another machine's code under the device code's symbol"
     return image
 
 

@@ -9,8 +9,15 @@ import enum
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any
 
+from jitspark.constraints import AtLeast, AtMost, Constraint, Divisible
 from jitspark.errors import SpecError
+
+__all__ = [
+    "CONST", "DTYPE_BYTES", "VAR", "Argument", "AtLeast", "AtMost", "AxisKind", "Case", "Constraint", "Divisible",
+    "KernelSpec", "Scalar", "Specialization", "Static", "Tensor",
+]  # fmt: skip
 
 DTYPE_BYTES = MappingProxyType(
     {
@@ -70,59 +77,6 @@ class Scalar:
 
 
 Argument = Tensor | Scalar
-
-
-@dataclass(frozen=True, slots=True)
-class Divisible:
-    """`name` (an axis or a static) is a multiple of `by` (a number, or another axis' or static's name)."""
-
-    name: str
-    by: int | str
-    because: str
-
-    def broken(self, values: Mapping[str, Static]) -> str | None:
-        by = _resolve(self.by, values)
-        if by is None or self.name not in values or values[self.name] % by == 0:
-            return None
-        return f"{self.name}={values[self.name]} is not divisible by {by} ({self.because})"
-
-
-@dataclass(frozen=True, slots=True)
-class AtMost:
-    """`name` is at most `bound` (a number, or another axis' or static's name)."""
-
-    name: str
-    bound: int | str
-    because: str
-
-    def broken(self, values: Mapping[str, Static]) -> str | None:
-        bound = _resolve(self.bound, values)
-        if bound is None or self.name not in values or values[self.name] <= bound:
-            return None
-        return f"{self.name}={values[self.name]} is more than {bound} ({self.because})"
-
-
-@dataclass(frozen=True, slots=True)
-class AtLeast:
-    """`name` is at least `bound` (a number, or another axis' or static's name)."""
-
-    name: str
-    bound: int | str
-    because: str
-
-    def broken(self, values: Mapping[str, Static]) -> str | None:
-        bound = _resolve(self.bound, values)
-        if bound is None or self.name not in values or values[self.name] >= bound:
-            return None
-        return f"{self.name}={values[self.name]} is less than {bound} ({self.because})"
-
-
-Constraint = Divisible | AtMost | AtLeast
-
-
-def _resolve(bound: int | str, values: Mapping[str, Static]) -> Static | None:
-    """A bound given as a name is unknown, hence not checked, until that name has a value."""
-    return bound if isinstance(bound, int) else values.get(bound)
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +203,8 @@ def _check_declaration(spec: KernelSpec) -> None:
     names = [*spec.axes, *spec.statics, *spec.dtypes]
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
-        raise _declaration_error(spec, f"the name {repeated[0]!r} twice", "axes, dtype roles and statics with names of their own")
+        needed = "axes, dtype roles and statics with names of their own"
+        raise _declaration_error(spec, f"the name {repeated[0]!r} twice", needed)
     for problem in _argument_problems(spec):
         raise _declaration_error(spec, problem, "arguments made of the spec's own axes, dtypes and statics")
 
@@ -290,7 +245,9 @@ def _require_names(where: str, what: str, known: set[str], chosen: Mapping[str, 
         )
 
 
-def _require_choices(where: str, what: str, offered: Mapping[str, tuple], chosen: Mapping[str, object]) -> None:
+def _require_choices(
+    where: str, what: str, offered: Mapping[str, tuple[Any, ...]], chosen: Mapping[str, object]
+) -> None:
     _require_names(where, what, set(offered), chosen)
     for name, value in chosen.items():
         # type(...) too: 1, 1.0 and True are equal in Python but compile to different kernels

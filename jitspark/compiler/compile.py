@@ -34,7 +34,7 @@ def compile_specialization(specialization: Specialization, target: str, director
         cute.write_object(specialization, codegen_options(target), object_file)
     except JitsparkError:
         raise
-    except Exception as problem:  # noqa: BLE001 - the DSL raises whatever a kernel's Python code raises
+    except Exception as problem:  # the DSL raises whatever a kernel's Python code raises
         raise _failed(specialization, problem) from problem
     link.link(specialization.name, object_file, artifact)
     signature = link.signature(artifact, specialization.name)

@@ -42,7 +42,7 @@ def import_dsl() -> None:
 
 def write_object(specialization: Specialization, options: tuple[str, ...], path: Path) -> None:
     """Compile `specialization` and write the object file; its function is named after the kernel."""
-    import cutlass.cute as cute
+    from cutlass import cute
     from cutlass.cute.runtime import make_fake_stream
 
     host = _factory(specialization)(**specialization.factory_arguments())
@@ -53,13 +53,16 @@ def write_object(specialization: Specialization, options: tuple[str, ...], path:
 
 def _factory(specialization: Specialization) -> Callable[..., Any]:
     module, _, function = specialization.spec.kernel.partition(":")
-    return getattr(importlib.import_module(f"kernel_specs.{specialization.name}.{module}"), function)
+    factory: Callable[..., Any] = getattr(
+        importlib.import_module(f"kernel_specs.{specialization.name}.{module}"), function
+    )
+    return factory
 
 
 def fake_arguments(specialization: Specialization) -> list[Any]:
     """One placeholder per argument, with the shapes, strides and alignments that the spec promises."""
     import cutlass
-    import cutlass.cute as cute
+    from cutlass import cute
     from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_tensor
 
     symbols: dict[str, Any] = {}
