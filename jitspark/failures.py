@@ -3,52 +3,97 @@
 Failures lie in the writable root only and are never shipped. A file that cannot be read counts as no failure.
 """
 
+import contextlib
+import functools
 import json
 import os
+import re
 import time
 import uuid
 from pathlib import Path
 from typing import Any
 
-from jitspark.errors import CompileError, JitsparkError
+from jitspark.errors import CompileError, EntryError, JitsparkError
+from jitspark.folders import make_folder, read_below
 from jitspark.key import Key, digest_of
+from jitspark.store import Layer
 
 # Long enough for all ranks and a few restarts of a deployment; a mended kernel has another key anyway.
 REMEMBERED_SECONDS = 600.0
 MAX_BYTES = 64 * 1024
+FAILURES = "failures"
 
 
 def failure_path(root: Path, key: Key, toolchain: str) -> Path:
     """Where the failure of `key` by the toolchain of that digest is recorded."""
-    return root / "failures" / f"{digest_of([key.path, toolchain])}.json"
+    return root / FAILURES / _name(key, toolchain)
 
 
-def remember_failure(root: Path, key: Key, toolchain: str, error: CompileError) -> None:
+@functools.lru_cache(maxsize=4096)  # waiters ask again and again
+def _name(key: Key, toolchain: str) -> str:
+    return f"{digest_of([key.path, toolchain])}.json"
+
+
+def remember_failure(layer: Layer, key: Key, toolchain: str, error: CompileError) -> None:
     """Record `error`, best effort: a full disk only means that the next process compiles again."""
-    path = failure_path(root, key, toolchain)
-    value = {"key": key.path, "toolchain": toolchain, "expires": int(time.time() + REMEMBERED_SECONDS), **error.to_json()}
-    staged = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
-    try:
-        path.parent.mkdir(mode=0o755, exist_ok=True)
-        staged.write_text(json.dumps(value))
-        os.replace(staged, path)
-    except OSError:
-        staged.unlink(missing_ok=True)
+    name = _name(key, toolchain)
+    value = {
+        "key": key.path,
+        "toolchain": toolchain,
+        "expires": int(time.time() + REMEMBERED_SECONDS),
+        **error.to_json(),
+    }
+    with contextlib.suppress(OSError, EntryError), contextlib.ExitStack() as stack:
+        folder = make_folder(layer.root, (FAILURES,), trusted=layer.trusted)
+        stack.callback(os.close, folder)
+        staged = f"{name}.{uuid.uuid4().hex}"
+        stack.callback(_unlink, staged, folder)
+        descriptor = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644, dir_fd=folder)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+            json.dump(value, stream)
+        os.rename(staged, name, src_dir_fd=folder, dst_dir_fd=folder)
 
 
-def remembered_failure(root: Path, key: Key, toolchain: str) -> JitsparkError | None:
-    """The failure recorded for `key`, unless it is too old."""
+def _unlink(name: str, folder: int) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(name, dir_fd=folder)
+
+
+def remembered_failure(layer: Layer, key: Key, toolchain: str) -> JitsparkError | None:
+    """The failure recorded for `key`, unless it is too old, or claims to last longer than any does."""
+    name = _name(key, toolchain)
+    if not os.path.exists(f"{layer.root}/{FAILURES}/{name}"):
+        return None
     try:
-        with failure_path(root, key, toolchain).open("rb") as stream:
-            value: Any = json.loads(stream.read(MAX_BYTES))
-        if value["key"] != key.path or value["toolchain"] != toolchain or value["expires"] < time.time():
+        value: Any = json.loads(read_below(layer.root, (FAILURES, name), MAX_BYTES, trusted=layer.trusted))
+        left = value["expires"] - time.time()
+        if (value["key"], value["toolchain"]) != (key.path, toolchain) or not 0 < left <= REMEMBERED_SECONDS:
             return None
         names = ("error", "where", "found", "needed", "remedy", "log")
         return JitsparkError.from_json({name: str(value[name]) for name in names})
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+    except (OSError, EntryError, ValueError, TypeError, KeyError, RecursionError, OverflowError):
         return None
 
 
-def forget_failure(root: Path, key: Key, toolchain: str) -> None:
-    """Remove what is recorded for `key`, so that the next build tries again."""
-    failure_path(root, key, toolchain).unlink(missing_ok=True)
+def forget_failure(layer: Layer, key: Key, toolchain: str) -> None:
+    """Remove what is recorded for `key`, so that the next build tries again. Best effort."""
+    with contextlib.suppress(OSError):
+        failure_path(layer.root, key, toolchain).unlink(missing_ok=True)
+
+
+def sweep_failures(root: Path, *, dry_run: bool = False) -> list[Path]:
+    """Remove failures that are too old to count, and what a killed process left half-written; which ones those are."""
+    with contextlib.suppress(OSError):
+        limit = time.time() - REMEMBERED_SECONDS
+        old = [path for path in sorted((root / FAILURES).iterdir()) if path.lstat().st_mtime < limit]
+        for path in old:
+            if not dry_run:
+                path.unlink()
+        return old
+    return []
+
+
+def clean_log(text: str) -> str:
+    """A tool's output without colours and without the directories of this machine."""
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
+    return re.sub(r"(?<![\w.])/(?:[^\s/:'\"]+/)+", "", text).strip()

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from jitspark.errors import CacheDirectoryError
+from jitspark.notice import say_once
 
 POLL_SECONDS = 0.05
 
@@ -29,6 +30,10 @@ class Holder:
     what: str
     since: float
 
+    def alive(self) -> bool:
+        """False for a process of this node that is gone: it was killed before it could say that it had let go."""
+        return self.node != os.uname().nodename or os.path.exists(f"/proc/{self.pid}")
+
 
 class Lock:
     """A held or free lock on `path`. The operating system frees it when its holder dies."""
@@ -41,55 +46,78 @@ class Lock:
         self._holder_path = path.with_suffix(".holder")
 
     def try_acquire(self, what: str) -> bool:
-        """Take the lock if it is free; never waits. False too when this file system cannot lock."""
+        """Take the lock if it is free; never waits. True too where locks do not work: they only save work."""
         from filelock import Timeout
 
         try:
             self._lock.acquire(blocking=False)
         except Timeout:
             return False
+        except (OSError, NotImplementedError) as problem:
+            say_once(f"Ranks cannot share the compiling: locks in {self._holder_path.parent} do not work ({problem}).")
+            return True
         holder = Holder(os.getpid(), os.uname().nodename, what, time.time())
         with contextlib.suppress(OSError):
             self._holder_path.write_text(json.dumps(asdict(holder)))
         return True
 
     def release(self) -> None:
-        self._lock.release()
+        if self._lock.is_locked:
+            with contextlib.suppress(OSError):
+                self._holder_path.unlink()
+            self._lock.release()
 
     def holder(self) -> Holder | None:
-        """Who took the lock last, as far as known; for messages only."""
+        """Who holds the lock, as far as known; for messages only."""
         try:
             value: Any = json.loads(self._holder_path.read_text())
-            return Holder(int(value["pid"]), str(value["node"]), str(value["what"]), float(value["since"]))
-        except (OSError, ValueError, TypeError, KeyError):
+            holder = Holder(int(value["pid"]), str(value["node"]), str(value["what"]), float(value["since"]))
+        except (OSError, ValueError, TypeError, KeyError, RecursionError):
             return None
+        return holder if _alive(holder.pid) else None
+
+
+def _alive(pid: int) -> bool:
+    """A killed holder leaves its name behind."""
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    return True
 
 
 class LockDirectory:
     """The node's locks for one store root, and the compile slots that all roots share."""
 
-    def __init__(self, directory: Path, root: Path | None, slots: int) -> None:
+    def __init__(self, directory: Path, keys: Path, slots: int) -> None:
+        """`keys` is where the key locks lie: `keys_folder` of the root, or a private place when there is no root."""
         self._slots = directory / "slots"
-        name = hashlib.sha256(os.path.realpath(root).encode()).hexdigest()[:32] if root else f"memory-{os.getpid()}"
-        self._keys = directory / name
+        self._keys = keys
         self._slot_count = slots
-        for folder in (directory, self._slots, self._keys):
+        for folder in (directory, self._slots, keys):
             make_private_directory(folder)
 
     def key(self, digest: str) -> Lock:
         return Lock(self._keys / f"{digest}.lock")
 
+    def slot(self, number: int) -> Lock:
+        return Lock(self._slots / f"{number}.lock")
+
     def try_slot(self, what: str) -> Lock | None:
         """A free compile slot, now held by the caller; None when all are taken."""
-        for number in range(self._slot_count):
-            slot = Lock(self._slots / f"{number}.lock")
-            if slot.try_acquire(what):
-                return slot
-        return None
+        slots = (self.slot(number) for number in range(self._slot_count))
+        return next((slot for slot in slots if slot.try_acquire(what)), None)
 
     def slot_holders(self) -> list[Holder]:
-        found = (Lock(self._slots / f"{number}.lock").holder() for number in range(self._slot_count))
+        found = (self.slot(number).holder() for number in range(self._slot_count))
         return [holder for holder in found if holder is not None]
+
+
+def keys_folder(directory: Path, root: Path) -> Path:
+    """Where the key locks of `root` lie below the node's lock directory."""
+    return directory / hashlib.sha256(os.path.realpath(root).encode()).hexdigest()[:32]
 
 
 def make_private_directory(folder: Path) -> None:

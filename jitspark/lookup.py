@@ -1,20 +1,23 @@
 """Which entry serves a key: memory, then this process' own toolchain, then any that it can run, layer by layer.
 
 The order is total and the same in every process, so ranks that see the same roots load the same bytes. A bad entry is
-a miss: set aside where that is possible, passed over elsewhere, said once. A root is checked once, before first use.
+a miss: set aside where that is possible, passed over elsewhere, said once. A root is checked before its first use.
 """
 
 import logging
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from jitspark.errors import EntryError
+from jitspark.folders import make_root, root_problem
 from jitspark.key import Key, toolchain_digest
 from jitspark.loader import check_usable
+from jitspark.notice import say_once
 from jitspark.runtime_library import find_runtime_library, load_runtime_library
 from jitspark.settings import Settings
-from jitspark.store import Entry, Layer, entry_directory, quarantine, read_entry, root_problem, toolchains_of
+from jitspark.store import Entry, Layer, entry_directory, may_hold, read_entry, set_aside, targets_of, toolchains_of
 from jitspark.toolchain import Toolchain, own_toolchain
 
 logger = logging.getLogger("jitspark")
@@ -27,37 +30,43 @@ class Roots:
     layers: tuple[Layer, ...]
     writable: Path | None
 
+    @property
+    def writable_layer(self) -> Layer | None:
+        return next((layer for layer in self.layers if layer.writable), None)
+
 
 def open_roots(settings: Settings) -> Roots:
     """Check the roots that the settings name and make the writable one. A root that fails is left out, said once."""
-    layers = tuple(Layer(root, writable=False) for root in settings.cache_path if _fit(root, settings))
-    writable = settings.cache_dir
-    if writable is None or not _make(writable) or not _fit(writable, settings):
-        logger.warning("No writable cache directory: what is compiled here stays in this process' memory.")
+    trusted = settings.trust_writable_roots
+    paths = [Path(os.path.abspath(root)) for root in settings.cache_path]
+    layers = tuple(Layer(root, writable=False, trusted=trusted) for root in paths if _fit(root, settings))
+    if settings.cache_dir is None:
+        say_once("No writable cache directory: what is compiled here stays in this process' memory.")
         return Roots(layers, None)
-    return Roots((*layers, Layer(writable, writable=True)), writable)
+    writable = Path(os.path.abspath(settings.cache_dir))
+    problem = _unwritable(writable) or root_problem(writable, trusted)
+    if problem is not None:
+        say_once(f"Cache directory {writable} cannot be used ({problem}): what is compiled here stays in memory.")
+        return Roots(layers, None)
+    if writable == Path(f"/tmp/jitspark-{os.geteuid()}"):  # noqa: S108 - settings' last resort, checked above
+        say_once(f"No home directory that can be written to: the cache lies in {writable}.")
+    return Roots((*layers, Layer(writable, writable=True, trusted=trusted)), writable)
 
 
-def _make(root: Path) -> bool:
+def _unwritable(root: Path) -> str | None:
     try:
-        os.makedirs(root, mode=0o755, exist_ok=True)
+        make_root(root)
     except OSError as problem:
-        logger.warning("Cache directory %s cannot be made: %s.", root, problem.strerror)
-        return False
-    if not os.access(root, os.W_OK | os.X_OK):
-        logger.warning("Cache directory %s cannot be written to.", root)
-        return False
-    return True
+        return problem.strerror or str(problem)
+    return None if os.access(root, os.W_OK | os.X_OK) else "no permission to write"
 
 
 def _fit(root: Path, settings: Settings) -> bool:
     problem = root_problem(root, settings.trust_writable_roots)
     if problem is not None:
-        logger.warning(
-            "Cache root %s is not used: %s. A root belongs to this user or root and no other may write to it "
-            "(JITSPARK_TRUST_WRITABLE_ROOTS=1 accepts it all the same).",
-            root,
-            problem,
+        say_once(
+            f"Cache root {root} is not used: {problem}. A root belongs to this user or root and no other may write to "
+            "it (JITSPARK_TRUST_WRITABLE_ROOTS=1 accepts it all the same)."
         )
     return problem is None
 
@@ -71,22 +80,23 @@ class Lookup:
         self.toolchain = toolchain or own_toolchain()
         self.own = None if self.toolchain is None else toolchain_digest(self.toolchain)
         self._memory: dict[Key, Entry] = {}
-        self._bad: set[str] = set()
+        self._bad: set[tuple[Path, Key, str]] = set()
 
     def remember(self, entry: Entry) -> None:
         """Keep an entry in memory, for a process that could not publish it."""
         self._memory[entry.key] = entry
 
     def find(self, key: Key) -> Entry | None:
-        """The entry that serves `key`, its record checked, or None. Takes no lock; writes only to set a bad entry aside."""
+        """The entry that serves `key`, its record checked, or None. Takes no lock; a bad entry is set aside."""
         if key in self._memory:
             return self._memory[key]
-        if self.own is not None and (entry := self._first(key, self.own)) is not None:
+        layers = [layer for layer in self.roots.layers if may_hold(layer, key)]
+        if self.own is not None and (entry := self._first(layers, key, self.own)) is not None:
             return entry
-        if self._settings.toolchain == "own":
+        if not layers or self._settings.toolchain == "own":
             return None
-        others = {name for layer in self.roots.layers for name in toolchains_of(layer, key)} - {self.own}
-        found = (self._first(key, name) for name in sorted(others))
+        others = {name for layer in layers for name in toolchains_of(layer, key)} - {self.own}
+        found = (self._first(layers, key, name) for name in sorted(others))
         return next((entry for entry in found if entry is not None and self._runs_here(entry)), None)
 
     def reject(self, entry: Entry, problem: EntryError) -> None:
@@ -94,27 +104,33 @@ class Lookup:
         if entry.layer is None:
             self._memory.pop(entry.key, None)
         else:
-            self._set_aside(entry.layer, entry.key, entry.toolchain, problem)
+            self._pass_over(entry.layer, entry.key, entry.toolchain, problem)
 
-    def _first(self, key: Key, toolchain: str) -> Entry | None:
-        for layer in self.roots.layers:
+    def targets_held(self, kernel: str) -> list[str]:
+        """The `<target>-<host>` pairs for which some layer has entries of `kernel`: what a refusal can name."""
+        return sorted({name for layer in self.roots.layers for name in targets_of(layer, kernel)})
+
+    def _first(self, layers: Iterable[Layer], key: Key, toolchain: str) -> Entry | None:
+        for layer in layers:
+            if (layer.root, key, toolchain) in self._bad:
+                continue
             try:
                 entry = read_entry(layer, key, toolchain)
             except EntryError as problem:
-                self._set_aside(layer, key, toolchain, problem)
+                self._pass_over(layer, key, toolchain, problem)
                 continue
-            if entry is not None and entry.where not in self._bad:
+            if entry is not None:
                 return entry
         return None
 
-    def _set_aside(self, layer: Layer, key: Key, toolchain: str, problem: EntryError) -> None:
-        path = entry_directory(layer.root, key, toolchain)
-        moved = layer.writable and quarantine(path, layer.root)
-        if str(path) not in self._bad:
-            fate = "moved to quarantine" if moved else "passed over"
-            logger.warning("Bad cache entry %s (%s): %s.", path, fate, problem.found)
+    def _pass_over(self, layer: Layer, key: Key, toolchain: str, problem: EntryError) -> None:
+        """A miss from now on. An entry that the system could not read may well be good: it is never set aside."""
+        unread = isinstance(problem.__cause__, OSError)
+        moved = layer.writable and not unread and set_aside(layer, key, toolchain)
+        fate = "moved to quarantine" if moved else "passed over"
+        say_once(f"Bad cache entry {entry_directory(layer.root, key, toolchain)} ({fate}): {problem.found}.")
         if not moved:
-            self._bad.add(str(path))
+            self._bad.add((layer.root, key, toolchain))
 
     def _runs_here(self, entry: Entry) -> bool:
         load_runtime_library(find_runtime_library(self._settings))

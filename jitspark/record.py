@@ -8,7 +8,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from jitspark.errors import EntryError
@@ -26,6 +26,10 @@ _TAIL_LENGTH = len(_TAIL) + 64 + len(_END)
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 _SYMBOL = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,255}\Z")
 _FLAVOUR = re.compile(r"cu[0-9]{1,3}\Z")
+# Printable, as it is shown to people: no escape sequence, no lone surrogate.
+_SIGNATURE = re.compile(r"[ -~]{1,65535}\Z")
+# How `canonical` writes; values from a file need no walk through `plain`, which takes as long as all other checks.
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +78,19 @@ class Record:
         return _HEAD + body + _TAIL + hashlib.sha256(body).hexdigest().encode() + _END
 
 
+_FIELDS = {field.name for field in fields(Record)}
+
+
 def record_from_bytes(content: bytes, where: str, key: Key, toolchain: str) -> Record:
-    """The record in `content`, checked: its own digest, every field's type, and that it belongs to `key` and `toolchain`.
+    """The record in `content`, checked: its own digest, every field's type, that it is of `key` and `toolchain`.
 
     Raises EntryError for anything else.
     """
-    record = _parse(content, where)
-    _check_fields(record, where)
+    values, digests = _parse(content, where)
+    _check_fields(values, where)
+    record = Record(**{**values, "needs": tuple(values["needs"])})
     recipe = record.recipe
-    named = (recipe.get("target"), recipe.get("host"), recipe.get("kernel"), digest_of(recipe), record.toolchain_digest)
+    named = (recipe.get("target"), recipe.get("host"), recipe.get("kernel"), digests["recipe"], digests["toolchain"])
     if named != (key.target, key.host, key.kernel, key.recipe, toolchain) or record.kernel != key.kernel:
         raise _bad(where, "a record of another entry", "the record of this recipe and toolchain")
     if record.symbol != f"__tvm_ffi_{key.kernel}":
@@ -96,35 +104,48 @@ def check_artifact(record: Record, content: bytes, where: str) -> None:
         raise _bad(where, f"{len(content)} bytes that differ from the record's digest", f"{record.size} bytes as built")
 
 
-def _parse(content: bytes, where: str) -> Record:
+def _parse(content: bytes, where: str) -> tuple[dict[str, Any], dict[str, str]]:
+    """The body's values, and the digest of each; the body is canonical to the last byte."""
     body = content[len(_HEAD) : -_TAIL_LENGTH]
     sealed = _HEAD + body + _TAIL + hashlib.sha256(body).hexdigest().encode() + _END
     if len(content) > MAX_RECORD_BYTES or content != sealed:
         raise _bad(where, "a record whose digest does not match its bytes", "an unchanged record")
     try:
-        values = json.loads(body)
-        values["needs"] = tuple(values["needs"])
-        return Record(**values)
-    except (ValueError, TypeError, KeyError, RecursionError):
-        raise _bad(where, "a record with other fields", f"a record of version {RECORD_VERSION}") from None
+        values = json.loads(body, parse_float=_refuse, parse_constant=_refuse)
+        # A value as `canonical` gives it: what JSON holds is plain already, and its floats are no JSON numbers.
+        fields = {name: _CANONICAL.encode(values[name]).encode() for name in sorted(values)}
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        raise _bad(where, "a record that is no canonical JSON", f"a record of version {RECORD_VERSION}") from None
+    canonical_body = b"{%s}" % b",".join(b"%s:%s" % (_CANONICAL.encode(n).encode(), text) for n, text in fields.items())
+    if canonical_body != body or set(fields) != _FIELDS:
+        raise _bad(where, "a record with other fields", f"a record of version {RECORD_VERSION}")
+    return values, {name: hashlib.sha256(text).hexdigest() for name, text in fields.items()}
 
 
-def _check_fields(record: Record, where: str) -> None:
+def _refuse(number: str) -> None:
+    raise ValueError(number)
+
+
+def _check_fields(values: dict[str, Any], where: str) -> None:
     good = {
-        "version": record.version == RECORD_VERSION and type(record.version) is int,
-        "recipe": isinstance(record.recipe, dict),
-        "toolchain": isinstance(record.toolchain, dict),
-        "kernel": isinstance(record.kernel, str),
-        "sha256": _matches(_DIGEST, record.sha256),
-        "size": type(record.size) is int and 0 < record.size <= MAX_ARTIFACT_BYTES,
-        "symbol": _matches(_SYMBOL, record.symbol),
-        "signature": isinstance(record.signature, str) and len(record.signature) < 65536,
-        "needs": len(record.needs) < 1000 and all(_matches(_SYMBOL, name) for name in record.needs),
-        "runtime": _matches(_FLAVOUR, record.runtime),
+        "version": type(values["version"]) is int and values["version"] == RECORD_VERSION,
+        "recipe": isinstance(values["recipe"], dict),
+        "toolchain": isinstance(values["toolchain"], dict),
+        "kernel": isinstance(values["kernel"], str),
+        "sha256": _matches(_DIGEST, values["sha256"]),
+        "size": type(values["size"]) is int and 0 < values["size"] <= MAX_ARTIFACT_BYTES,
+        "symbol": _matches(_SYMBOL, values["symbol"]),
+        "signature": _matches(_SIGNATURE, values["signature"]),
+        "needs": _symbols(values["needs"]),
+        "runtime": _matches(_FLAVOUR, values["runtime"]),
     }
     wrong = [name for name, fine in good.items() if not fine]
     if wrong:
         raise _bad(where, f"an unusable field {wrong[0]!r}", f"a record of version {RECORD_VERSION}")
+
+
+def _symbols(value: Any) -> bool:
+    return isinstance(value, list) and len(value) < 1000 and all(_matches(_SYMBOL, name) for name in value)
 
 
 def _matches(pattern: re.Pattern[str], value: Any) -> bool:
@@ -132,4 +153,4 @@ def _matches(pattern: re.Pattern[str], value: Any) -> bool:
 
 
 def _bad(where: str, found: str, needed: str) -> EntryError:
-    return EntryError(where=where, found=found, needed=needed, remedy="The entry is a miss; it is rebuilt where allowed.")
+    return EntryError(where=where, found=found, needed=needed, remedy="The entry is a miss; it is rebuilt if allowed.")

@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from jitspark.compiler_child import COMPILE_LIMIT_SECONDS, Answer, ChildDied
 from jitspark.errors import CacheDirectoryError, CompileError, JitsparkError
 from jitspark.failures import clean_log, forget_failure, remember_failure, remembered_failure
+from jitspark.key import Key
 from jitspark.lock import POLL_SECONDS, Holder, Lock
 from jitspark.progress import Progress, Wanted
 from jitspark.record import Record
@@ -37,14 +38,16 @@ def compile_missing(
     *,
     jobs: int,
     retry: bool,
+    must_publish: bool,
     command: tuple[str, ...],
 ) -> None:
     """Return when every item of `missing` is settled, by this process or by another.
 
-    Raises CacheDirectoryError without a place for temporary files, ToolchainError when no child can be started.
+    Raises CacheDirectoryError without a place for temporary files, or when `must_publish` and an entry cannot be
+    published; ToolchainError when no child can be started.
     """
     with workplace(settings, progress.lookup.roots.writable_layer) as place:
-        share = _Share(missing, progress, place, jobs, command)
+        share = _Share(missing, progress, place, jobs, command, must_publish=must_publish)
         try:
             if retry:
                 share.forget_failures()
@@ -55,7 +58,14 @@ def compile_missing(
 
 class _Share:
     def __init__(
-        self, missing: Sequence[Wanted], progress: Progress, place: Workplace, jobs: int, command: tuple[str, ...]
+        self,
+        missing: Sequence[Wanted],
+        progress: Progress,
+        place: Workplace,
+        jobs: int,
+        command: tuple[str, ...],
+        *,
+        must_publish: bool,
     ) -> None:
         # Every process starts elsewhere in the list, so that they seldom ask for the same lock.
         start = os.getpid() % len(missing)
@@ -65,13 +75,14 @@ class _Share:
         self._toolchain = progress.lookup.own or ""
         self._place = place
         self._jobs = jobs
+        self._must_publish = must_publish
         self._seats = Seats(command, place.folder)
+        self._publishing: set[Key] = set()
         self._last_report = self._last_news = time.monotonic()
 
     def run(self) -> None:
-        while open_items := self._progress.unsettled(self._missing):
-            held = {job.item.key for _, job in self._seats.working()}
-            free = [item for item in open_items if item.key not in held and not self._settle(item)]
+        while self._progress.unsettled(self._missing):
+            free = self._free()
             self._fill_seats(free)
             self._report(free)
             for seat in self._seats.answered(POLL_SECONDS):
@@ -85,6 +96,12 @@ class _Share:
 
     def end(self) -> None:
         self._seats.end()
+
+    def _free(self) -> list[Wanted]:
+        """What is not settled and not in our hands."""
+        held = {job.item.key for _, job in self._seats.working()} | self._publishing
+        open_items = self._progress.unsettled(self._missing)
+        return [item for item in open_items if item.key not in held and not self._settle(item)]
 
     def _settle(self, item: Wanted) -> bool:
         """Settle `item` if another process compiled it, or failed to."""
@@ -151,7 +168,8 @@ class _Share:
             self._seats.leave(seat)
             return
         try:
-            self._finish(job, seat.child.answer())
+            answer = seat.child.answer()
+            content = job.artifact()
         except ChildDied as death:
             self._seats.replace_child(seat)
             if death.killed and job.tries < TRIES:
@@ -161,6 +179,10 @@ class _Share:
             self._fail(job, death.as_error(job.item.specialization.title()), remember=not death.killed)
         except JitsparkError as error:
             self._fail(job, error, remember=True)
+        else:
+            seat.job = None
+            self._finish(job, answer, content)
+            return
         seat.job = None
         job.close()
 
@@ -172,12 +194,17 @@ class _Share:
                 remember_failure(self._layer, job.item.key, self._toolchain, error)
         self._progress.settle_failed(job.item, error)
 
-    def _finish(self, job: Job, answer: Answer) -> None:
+    def _finish(self, job: Job, answer: Answer, content: bytes) -> None:
         toolchain = self._progress.lookup.toolchain
         assert toolchain is not None
-        content = job.artifact()
         record = Record.of(job.item.recipe, toolchain, content, answer.signature, answer.needs, CUDA_FLAVOUR)
-        self._progress.settle_compiled(job.item, self._keep(job, record, content), answer.seconds)
+        self._publishing.add(job.item.key)
+        try:
+            self._fill_seats(self._free())  # the child goes on while this entry is forced to disk
+            self._progress.settle_compiled(job.item, self._keep(job, record, content), answer.seconds)
+        finally:
+            self._publishing.discard(job.item.key)
+            job.close()
 
     def _keep(self, job: Job, record: Record, content: bytes) -> Entry:
         """Publish the entry, or keep it in memory when the root cannot take it."""
@@ -185,6 +212,8 @@ class _Share:
             try:
                 return put(self._layer, job.item.key, record, content)
             except CacheDirectoryError as problem:
+                if self._must_publish:
+                    raise
                 if not self._progress.unpublished:
                     logger.warning("Compiled kernels stay in memory: %s", problem)
                 self._progress.unpublished[job.item.key] = problem
@@ -199,7 +228,7 @@ class _Share:
             return
         self._last_report = now
         for seat, job in self._seats.working():
-            self._progress.tell("compiling", job.item, now - seat.asked_at)
+            self._progress.tell("compiling", job.item, now - seat.child.asked_at)
         if free:
             self._progress.tell("waiting", free[0], now - self._last_news, self._holder(free[0]))
 

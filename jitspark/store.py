@@ -1,7 +1,8 @@
 """The store: layers of roots that hold immutable entries. Lookups take no lock and write nothing.
 
     <root>/artifacts-v1/<target>-<host>/<kernel>/<recipe>/<toolchain>/{kernel.so, record.json}
-    writable root only: staging/<node>.<pid>.<uuid>/  quarantine/<uuid>/  failures/<digest>.json  ledger/
+    <root>/plans-v1/<digest>.json
+    writable root only: staging/<owner>/  quarantine/<uuid>/  failures/<digest>.json  ledger/
 
 An entry appears by one rename of a complete, flushed directory, so whoever sees its record sees all of it. What
 lies in an entry is never trusted: bytes are checked against the record each time they are read.
@@ -10,29 +11,33 @@ lies in an entry is never trusted: bytes are checked against the record each tim
 import contextlib
 import errno
 import os
-import shutil
-import stat
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from jitspark.errors import CacheDirectoryError, EntryError
+from jitspark.folders import FILE_MODE, FOLDER_MODE, cannot_write, make_folder, open_folder, read_below, sync
 from jitspark.key import Key
 from jitspark.record import MAX_ARTIFACT_BYTES, MAX_RECORD_BYTES, Record, check_artifact, record_from_bytes
+from jitspark.staging import QUARANTINE, staging
 
 ARTIFACTS = "artifacts-v1"
+PLANS = "plans-v1"
 ARTIFACT = "kernel.so"
 RECORD = "record.json"
 WRITABLE_ONLY = ("staging", "quarantine", "failures", "ledger")
 
+_PLACE_TRIES = 3
+
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One root. Only the writable one is ever written to."""
+    """One root. Only the writable one is ever written to; `trusted` accepts what others may change."""
 
     root: Path
     writable: bool
+    trusted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +59,26 @@ class Entry:
         return "memory" if self.layer is None else str(self.directory)
 
     def read_artifact(self) -> bytes:
-        """The artifact's bytes, checked against the record. Raises EntryError when they differ or cannot be read."""
+        """The artifact's bytes, checked against the record.
+
+        Raises EntryError when they are gone, differ, or (with the OSError as its cause) cannot be read.
+        """
         if self.content is not None:
             return self.content
         assert self.layer is not None
-        parts = (*entry_parts(self.key, self.toolchain), ARTIFACT)
-        content = read_below(self.layer.root, parts, MAX_ARTIFACT_BYTES)
-        check_artifact(self.record, content, self.where)
-        return content
+        return _read_artifact(self.layer, entry_parts(self.key, self.toolchain), self.record)
+
+
+def _read_artifact(layer: Layer, parts: tuple[str, ...], record: Record) -> bytes:
+    where = "/".join((str(layer.root), *parts))
+    try:
+        content = read_below(layer.root, (*parts, ARTIFACT), MAX_ARTIFACT_BYTES, trusted=layer.trusted)
+    except FileNotFoundError:
+        raise EntryError(
+            where=where, found=f"no {ARTIFACT}", needed="a whole entry", remedy="The entry is a miss; it was removed."
+        ) from None
+    check_artifact(record, content, where)
+    return content
 
 
 def entry_parts(key: Key, toolchain: str) -> tuple[str, ...]:
@@ -73,13 +90,43 @@ def entry_directory(root: Path, key: Key, toolchain: str) -> Path:
 
 
 def read_entry(layer: Layer, key: Key, toolchain: str) -> Entry | None:
-    """The entry of `key` by `toolchain` in `layer`, None when there is none, EntryError when it is no good."""
-    where = str(entry_directory(layer.root, key, toolchain) / RECORD)
+    """The entry of `key` by `toolchain` in `layer`, None when there is none.
+
+    Raises EntryError when it is no good, or (with the OSError as its cause) cannot be read.
+    """
+    record = _read_record(layer, entry_parts(key, toolchain), key, toolchain)
+    return None if record is None else Entry(layer, key, toolchain, record)
+
+
+def _read_record(layer: Layer, parts: tuple[str, ...], key: Key, toolchain: str) -> Record | None:
+    parts = (*parts, RECORD)
     try:
-        content = read_below(layer.root, (*entry_parts(key, toolchain), RECORD), MAX_RECORD_BYTES)
+        content = read_below(layer.root, parts, MAX_RECORD_BYTES, trusted=layer.trusted)
     except FileNotFoundError:
         return None
-    return Entry(layer, key, toolchain, record_from_bytes(content, where, key, toolchain))
+    return record_from_bytes(content, "/".join((str(layer.root), *parts)), key, toolchain)
+
+
+def _whole(layer: Layer, parts: tuple[str, ...], key: Key, toolchain: str) -> Record | None:
+    """The record of the entry at `parts` if all of it is good."""
+    try:
+        record = _read_record(layer, parts, key, toolchain)
+        if record is not None:
+            _read_artifact(layer, parts, record)
+    except EntryError:
+        return None
+    return record
+
+
+def may_hold(layer: Layer, key: Key) -> bool:
+    """Whether there is anything to read under `key`; costs one system call, so that polling for an entry is cheap."""
+    try:
+        os.stat(f"{layer.root}/{ARTIFACTS}/{key.path}")
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def toolchains_of(layer: Layer, key: Key) -> list[str]:
@@ -88,6 +135,11 @@ def toolchains_of(layer: Layer, key: Key) -> list[str]:
         names = os.listdir(layer.root.joinpath(ARTIFACTS, *key.path.split("/")))
         return sorted(name for name in names if len(name) == 64 and all(c in "0123456789abcdef" for c in name))
     return []
+
+
+def targets_of(layer: Layer, kernel: str) -> set[str]:
+    """The `<target>-<host>` folders of `layer` that hold entries of `kernel`."""
+    return {name for name in _names(layer.root / ARTIFACTS) if _names(layer.root / ARTIFACTS / name / kernel)}
 
 
 def keys_in(layer: Layer) -> Iterator[tuple[Key, str]]:
@@ -108,158 +160,86 @@ def _names(folder: Path) -> list[str]:
     return []
 
 
-def read_below(root: Path, parts: tuple[str, ...], limit: int) -> bytes:
-    """The bytes of a regular file below `root`, no component of the way being a symbolic link.
+def put(layer: Layer, key: Key, record: Record, content: bytes) -> Entry:
+    """Make `content` the artifact of `key` in the writable `layer`. Returns and raises what `publish` does."""
+    for last in (False, True):
+        try:
+            with staging(layer.root, trusted=layer.trusted) as folder:
+                _write(layer.root, folder / ARTIFACT, content)
+                return publish(layer.root, key, record, folder, trusted=layer.trusted)
+        except CacheDirectoryError as problem:
+            # Somebody's cleaning took our staging folder for an orphan: once more.
+            if last or not isinstance(problem.__cause__, FileNotFoundError):
+                raise
+    raise AssertionError("the last try returns or raises")
 
-    Raises FileNotFoundError when the file or a folder on the way is missing, EntryError when it is no regular
-    file, larger than `limit`, or cannot be read.
-    """
-    where = "/".join((str(root), *parts))
+
+def _write(root: Path, path: Path, content: bytes) -> None:
     try:
-        descriptor = _open_below(root, parts)
-    except FileNotFoundError:
-        raise
-    except OSError as problem:
-        raise _unreadable(where, problem.strerror or str(problem)) from None
-    try:
-        state = os.fstat(descriptor)
-        if not stat.S_ISREG(state.st_mode) or state.st_size > limit:
-            raise _unreadable(where, f"a file of mode {state.st_mode:o} and {state.st_size} bytes")
-        return _read_all(descriptor, state.st_size)
-    except OSError as problem:
-        raise _unreadable(where, problem.strerror or str(problem)) from None
-    finally:
-        os.close(descriptor)
-
-
-def _read_all(descriptor: int, size: int) -> bytes:
-    """Up to `size` bytes plus one, so that a file that grows meanwhile is noticed."""
-    chunks: list[bytes] = []
-    left = size + 1
-    while left > 0 and (chunk := os.read(descriptor, left)):
-        chunks.append(chunk)
-        left -= len(chunk)
-    return b"".join(chunks)
-
-
-def _open_below(root: Path, parts: tuple[str, ...]) -> int:
-    folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        for part in parts[:-1]:
-            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-            inner = os.open(part, flags, dir_fd=folder)
-            os.close(folder)
-            folder = inner
-        # O_NONBLOCK: a pipe planted under an entry's name must not block the reader.
-        return os.open(parts[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
-    finally:
-        os.close(folder)
-
-
-def _unreadable(where: str, found: str) -> EntryError:
-    return EntryError(where=where, found=found, needed="a readable regular file", remedy="The entry is a miss.")
-
-
-def root_problem(root: Path, trust_writable: bool) -> str | None:
-    """Why `root` must not be used, or None. Loading an artifact runs its code, so others must not be able to put one there."""
-    try:
-        state = os.stat(root)
-    except OSError as problem:
-        return problem.strerror or str(problem)
-    if not stat.S_ISDIR(state.st_mode):
-        return "not a directory"
-    if state.st_uid not in (0, os.geteuid()) and not trust_writable:
-        return f"owned by uid {state.st_uid}"
-    if state.st_mode & 0o022 and not trust_writable:
-        return f"writable by others (mode {stat.S_IMODE(state.st_mode):04o})"
-    return None
-
-
-@contextlib.contextmanager
-def staging(root: Path) -> Iterator[Path]:
-    """A fresh private directory below `root`, gone afterwards unless it was published.
-
-    Its name says which process made it, so that cleaning can tell an orphan from work under way.
-    """
-    folder = root / "staging" / f"{os.uname().nodename}.{os.getpid()}.{uuid.uuid4().hex}"
-    try:
-        os.makedirs(folder, mode=0o755)
+        path.write_bytes(content)
     except OSError as problem:
         raise cannot_write(root, problem) from problem
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
-def publish(root: Path, key: Key, record: Record, staged: Path) -> Entry:
+def publish(root: Path, key: Key, record: Record, staged: Path, *, trusted: bool = False) -> Entry:
     """Make `staged` (which holds kernel.so) the entry of `key`, record last, by one rename.
 
     Losing the race to another builder is success: theirs stands, and it is what is returned.
     Raises CacheDirectoryError when the root cannot be written to; nothing is half-written then.
     """
-    toolchain = record.toolchain_digest
-    final = entry_directory(root, key, toolchain)
+    layer = Layer(root, writable=True, trusted=trusted)
     try:
-        _flush(staged / ARTIFACT, 0o444)
+        sync(staged / ARTIFACT, FILE_MODE)
         (staged / RECORD).write_bytes(record.to_bytes())
-        _flush(staged / RECORD, 0o444)
-        _flush(staged, 0o755)
-        os.makedirs(final.parent, mode=0o755, exist_ok=True)
-        layer = Layer(root, writable=True)
-        if not _rename(staged, final) and not _stands(layer, key, toolchain):
-            quarantine(final, root)
-            _rename(staged, final)
-        _flush(final.parent, None)
+        sync(staged / RECORD, FILE_MODE)
+        sync(staged, FOLDER_MODE)
+        return _place(layer, key, record, staged)
+    except EntryError as problem:
+        raise cannot_write(root, OSError(f"{problem.where}: {problem.found}")) from problem
     except OSError as problem:
         raise cannot_write(root, problem) from problem
-    return Entry(layer, key, toolchain, record)
 
 
-def _rename(staged: Path, final: Path) -> bool:
-    """False when another builder's entry stands there."""
-    try:
-        os.rename(staged, final)
-    except OSError as problem:
-        if problem.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-            raise
-        return False
+def _place(layer: Layer, key: Key, record: Record, staged: Path) -> Entry:
+    """Rename `staged` to where it belongs, unless a good entry stands there; a bad one is set aside."""
+    toolchain = record.toolchain_digest
+    parts = entry_parts(key, toolchain)
+    for _ in range(_PLACE_TRIES):
+        parent = make_folder(layer.root, parts[:-1], trusted=layer.trusted)
+        try:
+            os.rename(staged, parts[-1], dst_dir_fd=parent)
+            os.fsync(parent)
+            return Entry(layer, key, toolchain, record)
+        except OSError as problem:
+            if problem.errno == errno.ENOENT and staged.exists():
+                continue  # cleaning removed the empty parent between our look and our rename
+            if problem.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise
+        finally:
+            os.close(parent)
+        theirs = _whole(layer, parts, key, toolchain)
+        if theirs is not None:
+            return Entry(layer, key, toolchain, theirs)
+        set_aside(layer, key, toolchain)
+    raise OSError(errno.EEXIST, "a bad entry in the way that cannot be moved")
+
+
+def set_aside(layer: Layer, key: Key, toolchain: str) -> bool:
+    """Move a bad entry into its root's quarantine. False when that cannot be done, True when it is gone already."""
+    parts, aside = entry_parts(key, toolchain), (QUARANTINE, uuid.uuid4().hex)
+    with contextlib.ExitStack() as stack:
+        try:
+            source = open_folder(layer.root, parts[:-1], trusted=layer.trusted)
+            stack.callback(os.close, source)
+            target = make_folder(layer.root, aside[:-1], trusted=layer.trusted)
+            stack.callback(os.close, target)
+            os.rename(parts[-1], aside[-1], src_dir_fd=source, dst_dir_fd=target)
+        except FileNotFoundError:
+            return True
+        except (OSError, EntryError):
+            return False
+        # Another process may have set the bad one aside and published a good one since we looked.
+        if _whole(layer, aside, key, toolchain) is not None:
+            with contextlib.suppress(OSError):
+                os.rename(aside[-1], parts[-1], src_dir_fd=target, dst_dir_fd=source)
     return True
-
-
-def _stands(layer: Layer, key: Key, toolchain: str) -> bool:
-    """Whether the entry that won the race is whole."""
-    try:
-        entry = read_entry(layer, key, toolchain)
-        return entry is not None and bool(entry.read_artifact())
-    except (EntryError, FileNotFoundError):
-        return False
-
-
-def _flush(path: Path, mode: int | None) -> None:
-    if mode is not None:
-        os.chmod(path, mode)
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def quarantine(entry_path: Path, root: Path) -> bool:
-    """Move a bad entry out of the way, into `root`'s quarantine. False when that cannot be done."""
-    try:
-        os.makedirs(root / "quarantine", mode=0o755, exist_ok=True)
-        os.rename(entry_path, root / "quarantine" / uuid.uuid4().hex)
-    except OSError:
-        return False
-    return True
-
-
-def cannot_write(root: Path, problem: OSError) -> CacheDirectoryError:
-    return CacheDirectoryError(
-        where=f"cache directory {root}",
-        found=problem.strerror or str(problem),
-        needed="a directory that this process can write to, with free space",
-        remedy="Free space or mend its permissions, or set JITSPARK_CACHE_DIR to another directory.",
-    )

@@ -1,0 +1,120 @@
+"""Work under way below a writable root, and what killed processes left of it.
+
+A staging folder's name says who made it, `<node>.<machine>.<pid>.<random>`, so that cleaning tells an orphan from work
+under way: at once where process ids mean the same to both, by age elsewhere.
+"""
+
+import contextlib
+import functools
+import hashlib
+import os
+import re
+import shutil
+import stat
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+from jitspark.errors import EntryError
+from jitspark.folders import FOLDER_MODE, cannot_write, make_folder
+
+STAGING = "staging"
+QUARANTINE = "quarantine"
+# No step that stages takes longer than minutes, and nobody looks into the quarantine for longer than a week.
+ORPHAN_SECONDS = 24 * 3600.0
+QUARANTINE_SECONDS = 7 * 24 * 3600.0
+
+_OWNED = re.compile(r"(?:.*\.)?(?P<machine>[0-9a-f]{16})\.(?P<pid>[0-9]{1,10})\.[0-9a-z_]+\Z")
+
+
+@functools.cache
+def _machine() -> str:
+    """What process ids are relative to: this boot of this machine, and the process id namespace."""
+    boot = b"unknown"
+    with contextlib.suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_bytes()
+    namespace = 0
+    with contextlib.suppress(OSError):
+        namespace = os.stat("/proc/self/ns/pid").st_ino
+    return hashlib.sha256(b"%s %d" % (boot.strip(), namespace)).hexdigest()[:16]
+
+
+def owned_name() -> str:
+    """A fresh name for something that only this process works on."""
+    return f"{os.uname().nodename}.{_machine()}.{os.getpid()}.{uuid.uuid4().hex}"
+
+
+@contextlib.contextmanager
+def staging(root: Path, *, trusted: bool = False) -> Iterator[Path]:
+    """A fresh folder below `root`, gone afterwards unless it was published.
+
+    Raises CacheDirectoryError when it cannot be made.
+    """
+    folder = root / STAGING / owned_name()
+    try:
+        os.close(make_folder(root, (STAGING,), trusted=trusted))
+        folder.mkdir(FOLDER_MODE)
+    except EntryError as problem:
+        raise cannot_write(root, OSError(problem.found)) from problem
+    except OSError as problem:
+        raise cannot_write(root, problem) from problem
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def is_orphan(name: str, age: float) -> bool:
+    """Whether what bears this name, `age` seconds old, is nobody's any more."""
+    owned = _OWNED.match(name)
+    if owned and owned["machine"] == _machine() and not _alive(int(owned["pid"])):
+        return True
+    return age > ORPHAN_SECONDS
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        return True
+    return True
+
+
+def sweep(root: Path, *, dry_run: bool = False) -> list[Path]:
+    """Remove orphaned staging folders and old quarantined entries below `root`; which ones those are. Best effort."""
+    now = time.time()
+    found = [path for path, age in _aged(root / STAGING, now) if is_orphan(path.name, age)]
+    found += [path for path, age in _aged(root / QUARANTINE, now) if age > QUARANTINE_SECONDS]
+    for path in found:
+        if not dry_run:
+            remove(path)
+    return found
+
+
+def sweep_temporary(folder: Path, prefix: str) -> None:
+    """Remove what killed processes of this user left in a temporary directory that others share."""
+    for path, age in _aged(folder, time.time(), prefix):
+        if is_orphan(path.name.removeprefix(prefix), age):
+            remove(path)
+
+
+def remove(path: Path) -> None:
+    """Remove a folder or a file, as far as possible; links are removed, never followed."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+def _aged(folder: Path, now: float, prefix: str = "") -> Iterator[tuple[Path, float]]:
+    """What lies in `folder`, is this user's and bears the prefix, with its age in seconds since it was last moved."""
+    with contextlib.suppress(OSError):
+        for name in sorted(os.listdir(folder)):
+            with contextlib.suppress(OSError):
+                state = os.lstat(folder / name)
+                if name.startswith(prefix) and state.st_uid == os.geteuid() and not stat.S_ISLNK(state.st_mode):
+                    yield folder / name, now - state.st_ctime

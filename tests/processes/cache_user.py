@@ -1,0 +1,94 @@
+"""A process that shares a cache: `cache_user.py TASK`, with the task as JSON.
+
+Says "ready" when everything is imported, waits for a line, builds (and loads) the keys, and prints one JSON report.
+"""
+
+import json
+import logging
+import sys
+import time
+from pathlib import Path
+
+sys.modules["torch"] = None  # apache-tvm-ffi would import it, for a second
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import filelock  # noqa: E402, F401 - part of being ready
+from stub_cache import TARGET, number_of, other_toolchain, settings_for, stub_command, wanted  # noqa: E402
+
+from jitspark import build as build_module  # noqa: E402
+from jitspark import lock, share  # noqa: E402
+from jitspark.errors import JitsparkError  # noqa: E402
+from jitspark.loader import Loader  # noqa: E402
+from jitspark.lookup import Lookup  # noqa: E402
+from jitspark.toolchain import own_toolchain  # noqa: E402
+
+
+def settings_of(task):
+    root = Path(task["root"]) if task["root"] else None
+    changes = {"cache_path": tuple(Path(p) for p in task.get("read_only", ())), "compile": task.get("compile", "auto")}
+    changes |= {"compile_slots": task.get("slots", 2)}
+    return settings_for(root, Path(task["folder"]), **changes)
+
+
+def without_locks():
+    lock.Lock.try_acquire = lambda _self, _what: True
+    lock.Lock.release = lambda _self: None
+
+
+def numbers(kernels):
+    return [kernel.function() for kernel in kernels]
+
+
+def run(task, items, settings, command, events):
+    started = time.monotonic()
+    lookup = Lookup(settings, toolchain=other_toolchain(task["toolchain"]) if task.get("toolchain") else None)
+    report = build_module.build(items, lookup, settings, on_event=events.append, command=command)
+    kernels = []
+    if task.get("load", True) and not report.failed:
+        kernels = Loader(settings).load([report.entries[item.key] for item in items])
+        got, wanted_numbers = numbers(kernels), [number_of(item) for item in items]
+        assert got == wanted_numbers, f"wrong kernels: {got} for {wanted_numbers}"
+    if task.get("ledger"):
+        build_module.note_uses(report, lookup)
+    return {
+        "seconds": time.monotonic() - started,
+        "compiled": [str(key) for key in report.compiled],
+        "hits": report.hits,
+        "failed": {str(key): error.to_json() for key, error in report.failed.items()},
+        "unpublished": len(report.unpublished),
+        "waited": len(report.waited),
+        "sha256": [report.entries[i.key].record.sha256 for i in items if i.key in report.entries],
+        "own": [report.entries[i.key].toolchain == lookup.own for i in items if i.key in report.entries],
+        "cutlass": "cutlass" in sys.modules,
+    }
+
+
+def told(event):
+    holder = event.holder
+    return [event.kind, str(event.key), round(event.seconds, 2), holder and [holder.pid, holder.what]]
+
+
+def main():
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    task = json.loads(sys.argv[1])
+    items = wanted(task["count"], start=task.get("start", 0), target=task.get("target", TARGET))
+    log = Path(task["log"]) if task.get("log") else None
+    command = stub_command(Path(task["templates"]), log, task.get("seconds", 0.0), task.get("answer", "good"))
+    own_toolchain()
+    if task.get("no_locks"):
+        without_locks()
+    share.REPORT_SECONDS = task.get("report_seconds", share.REPORT_SECONDS)
+    share.PATIENCE_SECONDS = task.get("patience_seconds", share.PATIENCE_SECONDS)
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+    sys.stdin.readline()
+    events = []
+    try:
+        report = run(task, items, settings_of(task), command, events)
+    except JitsparkError as error:
+        report = {"error": error.to_json()}
+    sys.stdout.write(json.dumps({**report, "events": [told(event) for event in events]}) + "\n")
+
+
+if __name__ == "__main__":
+    main()
