@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import IO
 
 from cache_tools.archive import RUNTIME_LIBRARY, write_end, write_member
 from jitspark.errors import PackError
+from jitspark.staging import fresh_name
 from jitspark.store import ARTIFACT, RECORD, Entry, entry_parts
 
 
@@ -62,7 +62,7 @@ def _write_runtime(stream: IO[bytes], flavour: str, path: Path) -> None:
 @contextmanager
 def _new_file(file: Path) -> Iterator[BufferedRandom]:
     """A file beside `file` that takes its place in the end."""
-    staged = file.with_name(f".{file.name}.{uuid.uuid4().hex}")
+    staged = file.with_name(f".{file.name}.{fresh_name()}")
     try:
         with staged.open("x+b") as stream:
             yield stream

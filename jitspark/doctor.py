@@ -20,6 +20,7 @@ from jitspark.lock import LockDirectory, keys_folder
 from jitspark.runtime_library import find_runtime_library, load_runtime_library, offers
 from jitspark.settings import Settings
 from jitspark.staging import staging
+from jitspark.target import CUDA_FLAVOUR
 
 Status = Literal["PASS", "FAIL", "NOTE"]
 
@@ -104,9 +105,9 @@ def _compiler(settings: Settings) -> str:
 def _cuda_flavour(settings: Settings) -> str:
     path = toolchain.extension_module()
     if path is None or not path.is_file():
-        text = f"no {toolchain.CUDA_FLAVOUR} compiler for Python {sys.version_info.major}.{sys.version_info.minor}"
+        text = f"no {CUDA_FLAVOUR} compiler for Python {sys.version_info.major}.{sys.version_info.minor}"
         raise _FailedError(text, "Install jitspark[compile] for this Python.", needed=settings.compile != "never")
-    return f"{toolchain.CUDA_FLAVOUR}, {path.name}"
+    return f"{CUDA_FLAVOUR}, {path.name}"
 
 
 def _linker(settings: Settings) -> str:

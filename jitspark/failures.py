@@ -9,13 +9,13 @@ import json
 import os
 import re
 import time
-import uuid
 from pathlib import Path
 from typing import Any
 
 from jitspark.errors import CompileError, EntryError, JitsparkError
 from jitspark.folders import make_folder, read_below
 from jitspark.key import Key, digest_of
+from jitspark.staging import fresh_name
 from jitspark.store import Layer
 
 # Long enough for all ranks and a few restarts of a deployment; a mended kernel has another key anyway.
@@ -46,7 +46,7 @@ def remember_failure(layer: Layer, key: Key, toolchain: str, error: CompileError
     with contextlib.suppress(OSError, EntryError), contextlib.ExitStack() as stack:
         folder = make_folder(layer.root, (FAILURES,), trusted=layer.trusted)
         stack.callback(os.close, folder)
-        staged = f"{name}.{uuid.uuid4().hex}"
+        staged = f"{name}.{fresh_name()}"
         stack.callback(_unlink, staged, folder)
         descriptor = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644, dir_fd=folder)
         with os.fdopen(descriptor, "w", encoding="utf-8") as stream:

@@ -18,8 +18,7 @@ from jitspark.errors import EntryError, TargetError
 from jitspark.runtime_library import find_runtime_library, load_runtime_library, offers
 from jitspark.settings import Settings
 from jitspark.store import Entry
-from jitspark.target import host_name
-from jitspark.toolchain import CUDA_FLAVOUR
+from jitspark.target import CUDA_FLAVOUR, host_name
 
 _MFD_EXEC = 0x10  # Linux 6.3: an executable memory file in spite of vm.memfd_noexec; older kernels refuse the flag
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE

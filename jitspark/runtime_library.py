@@ -12,7 +12,7 @@ from pathlib import Path
 
 from jitspark.errors import ToolchainError
 from jitspark.settings import Settings
-from jitspark.toolchain import CUDA_FLAVOUR, runtime_library
+from jitspark.target import CUDA_FLAVOUR
 
 LIBRARY = "libcute_dsl_runtime.so"
 RUNTIME = "runtime-v1"
@@ -53,6 +53,8 @@ def _first_present(candidates: list[RuntimeLibrary]) -> RuntimeLibrary:
 
 
 def _installed() -> list[RuntimeLibrary]:
+    from jitspark.toolchain import runtime_library
+
     installed = runtime_library()
     return [] if installed is None else [RuntimeLibrary(installed[0], CUDA_FLAVOUR, installed[1])]
 

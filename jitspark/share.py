@@ -20,7 +20,7 @@ from jitspark.record import Record
 from jitspark.seats import Job, Seat, Seats
 from jitspark.settings import Settings
 from jitspark.store import Entry, put
-from jitspark.toolchain import CUDA_FLAVOUR
+from jitspark.target import CUDA_FLAVOUR
 from jitspark.workplace import Workplace, workplace
 
 logger = logging.getLogger("jitspark")

@@ -1,4 +1,4 @@
-"""GPU architectures to compile for, the host an entry is for, and which of them this machine has."""
+"""What an entry is for: GPU architectures, the CUDA flavour, and the host."""
 
 import os
 import re
@@ -8,6 +8,8 @@ from jitspark.errors import TargetError
 # The decode step's deployments are Blackwell; Hopper is where numerics and speed are measured.
 TARGETS = ("sm_90a", "sm_100a", "sm_103a")
 DEFAULT_TARGET = "sm_100a"
+# The flavour whose compiler and runtime library are used, whatever driver is installed: vLLM 0.33.0 pins cu13.
+CUDA_FLAVOUR = "cu13"
 
 
 def check_target(name: str) -> str:

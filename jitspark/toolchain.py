@@ -12,9 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jitspark.errors import ToolchainError
-
-# The flavour whose compiler and runtime library are used, whatever driver is installed: vLLM 0.33.0 pins cu13.
-CUDA_FLAVOUR = "cu13"
+from jitspark.target import CUDA_FLAVOUR
 
 _DISTRIBUTIONS = (
     "nvidia-cutlass-dsl",
@@ -49,11 +47,14 @@ class Toolchain:
 @functools.cache
 def own_toolchain() -> Toolchain | None:
     """This process' toolchain, or None when it has no compiler or no linker."""
-    found = tuple(d for name in _DISTRIBUTIONS if (d := _fingerprint(name)) is not None)
+    found: list[Distribution] = []
+    for name in _DISTRIBUTIONS:
+        distribution = _fingerprint(name)
+        if distribution is None:  # a process that only loads stops here, before it starts a linker
+            return None
+        found.append(distribution)
     linker = linker_version()
-    if len(found) != len(_DISTRIBUTIONS) or linker is None:
-        return None
-    return Toolchain(found, CUDA_FLAVOUR, linker)
+    return None if linker is None else Toolchain(tuple(found), CUDA_FLAVOUR, linker)
 
 
 def distributions() -> dict[str, str | None]:

@@ -20,8 +20,8 @@ from jitspark.record import Record
 from jitspark.settings import Settings
 from jitspark.spec import CONST, KernelSpec, Specialization
 from jitspark.store import Layer, put
-from jitspark.target import TARGETS, host_name
-from jitspark.toolchain import CUDA_FLAVOUR, Distribution, Toolchain, own_toolchain
+from jitspark.target import CUDA_FLAVOUR, TARGETS, host_name
+from jitspark.toolchain import Distribution, Toolchain, own_toolchain
 
 PROCESSES = Path(__file__).resolve().parent / "processes"
 sys.path.insert(0, str(PROCESSES))

@@ -13,7 +13,8 @@ from typing import Any
 
 from jitspark.errors import ToolchainError
 from jitspark.spec import VAR, Divisible, Scalar, Specialization, Tensor
-from jitspark.toolchain import CUDA_FLAVOUR, extension_module
+from jitspark.target import CUDA_FLAVOUR
+from jitspark.toolchain import extension_module
 
 _EXTENSION = "cutlass._mlir._mlir_libs._cutlass_ir"
 
