@@ -126,10 +126,12 @@ class Lookup:
     def _pass_over(self, layer: Layer, key: Key, toolchain: str, problem: EntryError) -> None:
         """A miss from now on. An entry that the system could not read may well be good: it is never set aside."""
         unread = isinstance(problem.__cause__, OSError)
-        moved = layer.writable and not unread and set_aside(layer, key, toolchain)
-        fate = "moved to quarantine" if moved else "passed over"
-        say_once(f"Bad cache entry {entry_directory(layer.root, key, toolchain)} ({fate}): {problem.found}.")
-        if not moved:
+        fate = set_aside(layer, key, toolchain) if layer.writable and not unread else "stuck"
+        if fate == "gone":  # cleaned up, or replaced by a good one, while we looked
+            return
+        what = "moved to quarantine" if fate == "moved" else "passed over"
+        say_once(f"Bad cache entry {entry_directory(layer.root, key, toolchain)} ({what}): {problem.found}.")
+        if fate == "stuck":
             self._bad.add((layer.root, key, toolchain))
 
     def _runs_here(self, entry: Entry) -> bool:

@@ -11,16 +11,16 @@ lies in an entry is never trusted: bytes are checked against the record each tim
 import contextlib
 import errno
 import os
-import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from jitspark.errors import CacheDirectoryError, EntryError
 from jitspark.folders import FILE_MODE, FOLDER_MODE, cannot_write, make_folder, open_folder, read_below, sync
 from jitspark.key import Key
 from jitspark.record import MAX_ARTIFACT_BYTES, MAX_RECORD_BYTES, Record, check_artifact, record_from_bytes
-from jitspark.staging import QUARANTINE, staging
+from jitspark.staging import QUARANTINE, fresh_name, staging
 
 ARTIFACTS = "artifacts-v1"
 PLANS = "plans-v1"
@@ -224,9 +224,9 @@ def _place(layer: Layer, key: Key, record: Record, staged: Path) -> Entry:
     raise OSError(errno.EEXIST, "a bad entry in the way that cannot be moved")
 
 
-def set_aside(layer: Layer, key: Key, toolchain: str) -> bool:
-    """Move a bad entry into its root's quarantine. False when that cannot be done, True when it is gone already."""
-    parts, aside = entry_parts(key, toolchain), (QUARANTINE, uuid.uuid4().hex)
+def set_aside(layer: Layer, key: Key, toolchain: str) -> Literal["moved", "gone", "stuck"]:
+    """Move a bad entry into its root's quarantine; "stuck" when that cannot be done."""
+    parts, aside = entry_parts(key, toolchain), (QUARANTINE, fresh_name())
     with contextlib.ExitStack() as stack:
         try:
             source = open_folder(layer.root, parts[:-1], trusted=layer.trusted)
@@ -235,11 +235,12 @@ def set_aside(layer: Layer, key: Key, toolchain: str) -> bool:
             stack.callback(os.close, target)
             os.rename(parts[-1], aside[-1], src_dir_fd=source, dst_dir_fd=target)
         except FileNotFoundError:
-            return True
+            return "gone"
         except (OSError, EntryError):
-            return False
+            return "stuck"
         # Another process may have set the bad one aside and published a good one since we looked.
         if _whole(layer, aside, key, toolchain) is not None:
             with contextlib.suppress(OSError):
                 os.rename(aside[-1], parts[-1], src_dir_fd=target, dst_dir_fd=source)
-    return True
+                return "gone"
+    return "moved"

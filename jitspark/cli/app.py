@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from cache_tools import commands
+from cache_tools import cleaning, commands
 from cache_tools.command_line import answer, answer_json, errors_as_json, say
 from cache_tools.commands import Json, PackFile, Targets, WithRuntime
 from jitspark.cli.selection import Selection, parse_targets, parse_tp
@@ -20,6 +20,9 @@ app = typer.Typer(
 )
 app.command()(commands.ls)
 app.command()(commands.unpack)
+app.command()(cleaning.verify)
+app.command()(cleaning.prune)
+app.command()(cleaning.stats)
 
 TpSizes = Annotated[str, typer.Option("--tp", metavar="N[,N]", help="TP sizes of the deployments.")]
 Geometry = Annotated[str, typer.Option(metavar="NAME|FILE", help="The model: a built-in geometry or a TOML file.")]

@@ -1,0 +1,59 @@
+"""Which entries stored plans pin: the `keys` of every plan file, as `<target>-<host>/<kernel>/<recipe>`."""
+
+import contextlib
+import json
+import logging
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from jitspark.errors import EntryError
+from jitspark.folders import read_below
+from jitspark.key import Key
+from jitspark.store import PLANS, Layer
+
+logger = logging.getLogger("jitspark")
+
+MAX_PLAN_BYTES = 16 * 1024 * 1024
+
+
+def pinned_keys(layers: Iterable[Layer]) -> set[Key]:
+    """The keys that some stored plan of these layers needs. A plan that cannot be read pins nothing, and is said."""
+    return {key for layer in layers for name in _plan_names(layer.root) for key in _keys(layer, name)}
+
+
+def _plan_names(root: Path) -> list[str]:
+    with contextlib.suppress(OSError):
+        return sorted(name for name in os.listdir(root / PLANS) if name.endswith(".json"))
+    return []
+
+
+def _keys(layer: Layer, name: str) -> set[Key]:
+    try:
+        return keys_of_plan(read_below(layer.root, (PLANS, name), MAX_PLAN_BYTES, trusted=layer.trusted))
+    except FileNotFoundError:
+        return set()
+    except (EntryError, ValueError) as problem:
+        logger.warning("Plan %s pins nothing: %s", layer.root / PLANS / name, problem)
+        return set()
+
+
+def keys_of_plan(content: bytes) -> set[Key]:
+    """The keys in a plan file. Raises ValueError for anything that is no list of keys."""
+    try:
+        plan: Any = json.loads(content)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    keys = plan.get("keys") if isinstance(plan, dict) else None
+    if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
+        raise ValueError("no list of keys")
+    return {_key(text) for text in keys}
+
+
+def _key(text: str) -> Key:
+    parts = text.split("/")
+    if len(parts) != 3:
+        raise ValueError(f"not a key: {text[:200]!r}")
+    target, _, host = parts[0].partition("-")
+    return Key(target, host, parts[1], parts[2])

@@ -1,0 +1,26 @@
+"""Sizes and ages as people write them."""
+
+import re
+
+from jitspark.errors import UsageError
+
+_SIZES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+_AGES = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+_QUANTITY = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?) ?([A-Za-z]*)\Z")
+
+
+def parse_size(text: str, where: str) -> int:
+    """Bytes: `2GB`, `500MiB`, `0`. Raises UsageError."""
+    return int(_parse(text.upper(), _SIZES, where, "a size such as 2GB or 500MiB"))
+
+
+def parse_age(text: str, where: str) -> float:
+    """Seconds: `30d`, `12h`. Raises UsageError."""
+    return _parse(text, _AGES, where, "an age such as 30d, 12h or 2w")
+
+
+def _parse(text: str, units: dict[str, int], where: str, needed: str) -> float:
+    found = _QUANTITY.match(text)
+    if not found or found[2] not in units:
+        raise UsageError(where=where, found=repr(text[:80]), needed=needed, remedy="Correct the value.")
+    return float(found[1]) * units[found[2]]

@@ -1,0 +1,53 @@
+"""`verify`: every entry of every layer read and hashed again."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from jitspark.errors import EntryError
+from jitspark.key import Key
+from jitspark.store import Layer, entry_directory, keys_in, read_entry
+
+
+@dataclass(frozen=True, slots=True)
+class Bad:
+    """An entry that would be a miss, and why."""
+
+    where: str
+    found: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What `verify` came to; `size` counts the artifacts' bytes that were hashed and found good."""
+
+    entries: int
+    size: int
+    bad: tuple[Bad, ...]
+
+
+def verify(layers: Sequence[Layer]) -> Verified:
+    """Re-hash every entry. Changes nothing: a lookup sets bad entries aside when it meets them."""
+    bad: list[Bad] = []
+    entries = size = 0
+    for layer in layers:
+        for key, toolchain in keys_in(layer):
+            entries += 1
+            try:
+                size += _good_bytes(layer, key, toolchain)
+            except EntryError as problem:
+                bad.append(Bad(problem.where, problem.found))
+    return Verified(entries, size, tuple(bad))
+
+
+def _good_bytes(layer: Layer, key: Key, toolchain: str) -> int:
+    entry = read_entry(layer, key, toolchain)
+    if entry is None:
+        where = str(entry_directory(layer.root, key, toolchain))
+        raise EntryError(where=where, found="no record", needed="a whole entry", remedy="Remove it.")
+    return len(entry.read_artifact())
+
+
+def verified_lines(result: Verified) -> Iterator[str]:
+    """The result for people."""
+    yield from (f"bad: {bad.where}: {bad.found}" for bad in result.bad)
+    yield f"{result.entries} entries, {len(result.bad)} bad, {result.size} bytes verified"
