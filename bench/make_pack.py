@@ -50,8 +50,7 @@ def _run(options: argparse.Namespace) -> int:
     listed = [
         launch
         for name, tp in measured
-        for launch in launches(name, deployment(name, tp), options.target, TOKEN_COUNTS)
-        if not options.kernel or launch["kernel"] in options.kernel
+        for launch in launches(name, deployment(name, tp), options.target, TOKEN_COUNTS, options.kernel or None)
     ]
     manifest = {"format": 1, "target": options.target, "launches": listed}
     options.out.parent.mkdir(parents=True, exist_ok=True)

@@ -12,9 +12,11 @@ from jitspark.geometry import Deployment
 from jitspark.key import recipe_of
 from jitspark.registry import specializations
 from jitspark.spec import AtMost, Specialization
+from kernel_specs.primitives.row_split import row_split
 
 MAX_POSITION = 131072
 NUM_BLOCKS = 4096
+ROW_SPLIT = {"threads", "cluster"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +34,10 @@ class Launch:
 
 
 def launches(
-    geometry: str, deployment: Deployment, target: str, token_counts: Sequence[int]
+    geometry: str, deployment: Deployment, target: str, token_counts: Sequence[int], names: Sequence[str] | None
 ) -> Iterator[dict[str, Any]]:
     """Every specialization of the deployment, each with every token count that it is the one to serve."""
-    asked = [each for each in specializations(deployment) if target in each.spec.targets]
+    asked = [each for each in specializations(deployment, names) if target in each.spec.targets]
     for each in asked:
         for num_tokens in token_counts:
             if each is _serving(num_tokens, [other for other in asked if _same_work(each, other)]):
@@ -61,9 +63,11 @@ def part_name(specialization: Specialization, deployment: Deployment) -> str:
         return _projection_name(specialization, deployment)
     if specialization.name == "gated_residual_rmsnorm":
         return _boundary_name(specialization)
-    sizes = "x".join(str(size) for size in specialization.axes.values())
-    chosen = [f"{name}={value}" for name, value in {**specialization.dtypes, **specialization.statics}.items()]
-    return f"{specialization.name} {sizes} {' '.join(chosen)}"
+    if specialization.name == "qk_rmsnorm_rope_paged_kv_append":
+        return f"qk append, {'RoPE' if specialization.statics['rope'] else 'NoPE'}"
+    if specialization.name == "rmsnorm":
+        return _norm_name(specialization)
+    return specialization.title()
 
 
 def _projection_name(specialization: Specialization, deployment: Deployment) -> str:
@@ -103,21 +107,38 @@ def _boundary_name(specialization: Specialization) -> str:
     return f"{statics['mode']} {place}" + "".join(f" + {text}" for text in extras)
 
 
+def _norm_name(specialization: Specialization) -> str:
+    statics, dtype = specialization.statics, specialization.dtypes["input_dtype"]
+    gain = f"weight + {statics['gain_center']:g}" if statics["weighted"] else "no weight"
+    rounded = ", rounded input" if statics["round_input"] else ""
+    return f"rmsnorm {specialization.axes['hidden_size']}, {dtype}, {gain}{rounded}"
+
+
 def _same_work(one: Specialization, other: Specialization) -> bool:
-    """Whether two specializations differ at most in tiling: in statics whose value changes nothing in the result."""
+    """Whether two specializations differ at most in tiling, which changes nothing in the result."""
     return (one.name, one.axes, one.dtypes, _meaning(one)) == (other.name, other.axes, other.dtypes, _meaning(other))
 
 
 def _meaning(specialization: Specialization) -> dict[str, Any]:
     """Statics that a result depends on. What a GEMM chooses beside its epilogue is tiling."""
     statics = specialization.statics
-    return {"epilogue": statics["epilogue"]} if "epilogue" in statics else dict(statics)
+    if "epilogue" in statics:
+        return {"epilogue": statics["epilogue"]}
+    return {name: value for name, value in statics.items() if name not in ROW_SPLIT}
 
 
 def _serving(num_tokens: int, candidates: Sequence[Specialization]) -> Specialization | None:
     """Of specializations for the same work, the one with the tightest bound that still holds `num_tokens`."""
-    fitting = [each for each in candidates if _fits(each, num_tokens)]
+    fitting = [each for each in candidates if _fits(each, num_tokens) and _splits_rows_for(each, num_tokens)]
     return min(fitting, key=_bound, default=None)
+
+
+def _splits_rows_for(specialization: Specialization, num_tokens: int) -> bool:
+    """Whether it splits its rows as the specs choose for so many tokens; true of kernels that split none."""
+    if not specialization.statics.keys() >= ROW_SPLIT:
+        return True
+    wanted = row_split(specialization.axes["hidden_size"], num_tokens)
+    return all(specialization.statics[name] == value for name, value in wanted.items())
 
 
 def _fits(specialization: Specialization, num_tokens: int) -> bool:

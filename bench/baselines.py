@@ -1,0 +1,150 @@
+"""What else does the same work: cuBLAS through torch, plain Triton kernels, vLLM's own kernels where it is installed.
+
+A baseline is checked against the kernel's reference before it is timed, so that it is known to do the same work.
+"""
+
+import importlib.util
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from jitspark.spec import Specialization
+
+Written = Mapping[str, torch.Tensor] | None  # outputs that are returned instead of written in place
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """`call` takes the kernel's arguments by name."""
+
+    name: str
+    call: Callable[[Mapping[str, Any]], Written]
+
+
+def baselines(specialization: Specialization) -> list[Baseline]:
+    """All that this machine has for the kernel's work."""
+    found = []
+    if specialization.name == "skinny_gemm_bf16":
+        found.append(_cublas(specialization))
+    if importlib.util.find_spec("triton"):
+        found += _in_triton(specialization)
+    if importlib.util.find_spec("vllm"):
+        found += _of_vllm(specialization)
+    return found
+
+
+def _cublas(specialization: Specialization) -> Baseline:
+    if specialization.statics["epilogue"] == "silu_mul":
+        return Baseline("cuBLAS + silu, mul", _mm_silu_mul)
+    return Baseline("cuBLAS", _mm)
+
+
+def _mm(values: Mapping[str, Any]) -> None:
+    torch.mm(values["activation"], values["weight"].t(), out=values["out"])
+
+
+def _mm_silu_mul(values: Mapping[str, Any]) -> None:
+    gate, up = torch.mm(values["activation"], values["weight"].t()).chunk(2, dim=-1)
+    torch.mul(torch.nn.functional.silu(gate), up, out=values["out"])
+
+
+def _in_triton(specialization: Specialization) -> list[Baseline]:
+    from bench import triton_kernels
+
+    function = getattr(triton_kernels, specialization.name, None)
+    statics = dict(specialization.statics)
+    if function is None:
+        return []
+    warps = (1,) if specialization.name == "qk_rmsnorm_rope_paged_kv_append" else (8, 16)
+    return [Baseline(f"Triton, {n} warps", partial(_call, function, statics, n)) for n in warps]
+
+
+def _call(function: Callable[..., None], statics: dict[str, Any], num_warps: int, values: Mapping[str, Any]) -> None:
+    function(values, statics, num_warps)
+
+
+def _of_vllm(specialization: Specialization) -> list[Baseline]:
+    makers = {
+        "skinny_gemm_bf16": _vllm_silu_mul,
+        "gated_residual_rmsnorm": _vllm_boundary,
+        "qk_rmsnorm_rope_paged_kv_append": _vllm_append,
+    }
+    maker = makers.get(specialization.name)
+    try:
+        made = maker(specialization) if maker else None
+    except ImportError:
+        return []
+    return [made] if made else []
+
+
+def _vllm_silu_mul(specialization: Specialization) -> Baseline | None:
+    if specialization.statics["epilogue"] != "silu_mul":
+        return None
+    from vllm import _custom_ops  # noqa: F401 - registers the operator
+
+    silu_and_mul = getattr(torch.ops, "_C").silu_and_mul  # noqa: B009 - vLLM's namespace for its operators
+
+    def call(values: Mapping[str, Any]) -> None:
+        silu_and_mul(values["out"], torch.mm(values["activation"], values["weight"].t()))
+
+    return Baseline("cuBLAS + vLLM silu_and_mul", call)
+
+
+def _vllm_boundary(specialization: Specialization) -> Baseline | None:
+    statics = specialization.statics
+    if statics["mode"] != "backbone" or statics["write_tap"] or statics["write_router_input"]:
+        return None  # it rounds nowhere in between and writes no copies
+    from vllm.models.muse_spark.common.ops.fused_rmsnorm import fused_norm_residual_norm_fwd
+
+    def call(values: Mapping[str, Any]) -> Written:
+        activation, stream = fused_norm_residual_norm_fwd(
+            values["branch"],
+            values["stream"],
+            values.get("post_weight"),
+            values["weight"],
+            values["post_eps"],
+            values["eps"],
+            alpha=values["alpha"],
+            beta=values["beta"],
+            post_gain_center=1.0,
+            pre_gain_center=statics["gain_center"],
+            post_input_scale=statics["post_norm"] == "input_scale",
+            out_dtype=torch.bfloat16,
+        )
+        return {"activation": activation, "stream": stream}
+
+    return Baseline("vLLM fused_norm_residual_norm", call)
+
+
+def _vllm_append(specialization: Specialization) -> Baseline | None:
+    from vllm import _custom_ops as ops
+
+    num_heads, num_kv_heads = specialization.axes["num_heads"], specialization.axes["num_kv_heads"]
+    fused = getattr(ops, "fused_muse_spark_qknorm_rope_kv_insert", None)
+    if fused is None or not specialization.statics["rope"]:
+        return None
+
+    def call(values: Mapping[str, Any]) -> None:
+        fused(
+            values["qkvg"],
+            values["positions"],
+            num_heads,
+            num_kv_heads,
+            64,
+            values["eps"],
+            cos_sin_cache=values["cos_sin"],
+            rotary_dim=64,
+            q_fp8_out=None,
+            q_scale=None,
+            slot_mapping=values["slot_mapping"],
+            kv_cache=values["kv_cache"],
+            block_size=16,
+            kv_cache_dtype="auto",
+            k_scale=None,
+            v_scale=None,
+        )
+
+    return Baseline("vLLM fused_muse_spark_qknorm_rope_kv_insert", call)

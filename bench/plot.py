@@ -1,0 +1,77 @@
+"""A result as a roofline: `python -m bench.plot RESULT.json [--m 8]` writes RESULT.png beside it. Needs matplotlib.
+
+Every kernel here is bound by memory, so the roof is the measured read rate; what is missing to it at small sizes is
+launch latency.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+import matplotlib.pyplot as plt
+
+OURS = "jitspark"
+LABELLED_BYTES = 1.5e6  # smaller launches crowd together at the left
+
+
+def draw(result: Mapping[str, Any], num_tokens: int, path: Path) -> None:
+    """Achieved TB/s over bytes moved: ours, the fastest other, the roof, and the curve of a fixed launch cost."""
+    rate = result["read_tb_per_s"]
+    chosen = [e for e in result["launches"] if e["launch"]["axes"]["num_tokens"] == num_tokens and OURS in e["timings"]]
+    figure, axes = plt.subplots(figsize=(11, 6.5))
+    sizes = [10 ** (4.5 + 0.05 * i) for i in range(90)]
+    axes.plot(sizes, [rate] * len(sizes), color="black", label=f"read of 2 GiB: {rate:.2f} TB/s")
+    with_slack = [size / (size / rate + 1.2e6) for size in sizes]
+    axes.plot(sizes, with_slack, color="grey", linestyle="--", label="floor + 1.2 us")
+    _points(axes, chosen)
+    axes.set_xscale("log")
+    axes.set_xlabel("bytes that one launch must move")
+    axes.set_ylabel("TB/s")
+    axes.set_ylim(0, 1.1 * rate)
+    about = result["about"]
+    axes.set_title(
+        f"{about['gpu']}, M = {num_tokens}, medians in CUDA graphs, commit {about['commit'] or about['date']}"
+    )
+    axes.legend(loc="upper left")
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+
+
+def _points(axes: Any, chosen: Sequence[Mapping[str, Any]]) -> None:
+    ours = [(each["moved_bytes"], _rate(each, each["timings"][OURS])) for each in chosen]
+    others = [(each["moved_bytes"], _rate(each, best)) for each in chosen if (best := _fastest_other(each))]
+    axes.scatter(*zip(*others, strict=True), marker="x", color="tab:orange", label="fastest other") if others else None
+    axes.scatter(*zip(*ours, strict=True), marker="o", color="tab:blue", label="jitspark") if ours else None
+    for each, (size, rate) in zip(chosen, ours, strict=True):
+        if size > LABELLED_BYTES:
+            axes.annotate(each["launch"]["part"], (size, rate), textcoords="offset points", xytext=(6, -10), fontsize=8)
+
+
+def _fastest_other(each: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    others = [timing for name, timing in each["timings"].items() if name != OURS]
+    return min(others, key=lambda timing: timing["median_us"], default=None)
+
+
+def _rate(each: Mapping[str, Any], timing: Mapping[str, Any]) -> float:
+    return float(each["moved_bytes"] / timing["median_us"] / 1e6)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.plot", description=__doc__)
+    parser.add_argument("result", type=Path)
+    parser.add_argument("--m", type=int, default=8, help="token count to draw (default: 8)")
+    options = parser.parse_args(arguments)
+    path = options.result.with_suffix(".png")
+    draw(json.loads(options.result.read_text()), options.m, path)
+    print(path)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

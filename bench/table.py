@@ -1,0 +1,106 @@
+"""Results as Markdown: `python -m bench.table RESULT.json [--into docs/benchmarks.md]`, every figure from the file."""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
+OURS = "jitspark"
+
+
+def markdown(result: Mapping[str, Any], name: str) -> str:
+    """The whole section between the markers."""
+    about = result["about"]
+    head = (
+        f"From `{name}`: {about['gpu']}, driver {about['driver']}, CUDA {about['cuda']}, torch {about['torch']}, "
+        f"Triton {about['triton']}, commit {about['commit'] or 'not recorded'}, {about['date']}. "
+        f"A pure read of 2 GiB in the same run: {result['read_tb_per_s']:.3f} TB/s."
+    )
+    return "\n\n".join([head, *_tables(result["launches"]), *_layers(result["layers"]), *_wrong(result["launches"])])
+
+
+def _tables(launches: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    for tp, num_tokens in dict.fromkeys(
+        (each["launch"]["tp"], each["launch"]["axes"]["num_tokens"]) for each in launches
+    ):
+        mine = [e for e in launches if (e["launch"]["tp"], e["launch"]["axes"]["num_tokens"]) == (tp, num_tokens)]
+        rows = [_row(each) for each in mine if OURS in each["timings"]]
+        head = [
+            f"### TP {tp}, M = {num_tokens}",
+            "",
+            "| part | MB | floor us | ours us (p10..p90) | / floor | fastest other | its us | its / ours | aim us |",
+            "|---|---|---|---|---|---|---|---|---|",
+        ]
+        yield "\n".join([*head, *rows])
+
+
+def _row(each: Mapping[str, Any]) -> str:
+    ours, floor = each["timings"][OURS], each["floor_us"]
+    median = ours["median_us"]
+    others = {name: timing["median_us"] for name, timing in each["timings"].items() if name != OURS}
+    best = min(others, key=lambda name: others[name], default=None)
+    other = f"{best} | {others[best]:.2f} | {others[best] / median:.2f}" if best else "none here | |"
+    aim = (
+        "" if each["aim_us"] is None else f"{each['aim_us']:.2f} {'met' if median <= each['aim_us'] else '**missed**'}"
+    )
+    spread = f"{median:.2f} ({ours['p10_us']:.2f}..{ours['p90_us']:.2f})"
+    size = f"{each['moved_bytes'] / 1e6:.2f} | {floor:.2f}"
+    return f"| {each['launch']['part']} | {size} | {spread} | {median / floor:.2f} | {other} | {aim} |"
+
+
+def _layers(layers: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    if layers:
+        rows = [
+            f"| {each['tp']} | {each['num_tokens']} | {each['floor_us']:.2f} | {each['us'][OURS]:.2f} "
+            f"| {each['us']['baselines']:.2f} |"
+            for each in layers
+        ]
+        head = [
+            "### The dense launches of a backbone layer in a row",
+            "",
+            "Parts: " + ", ".join(layers[0]["parts"]) + ".",
+            "",
+        ]
+        columns = ["| TP | M | floor us | ours us | fastest others us |", "|---|---|---|---|---|"]
+        yield "\n".join([*head, *columns, *rows])
+
+
+def _wrong(launches: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    found = [
+        f"* {each['launch']['part']}, M = {each['launch']['axes']['num_tokens']}, {who}: {why}"
+        for each in launches
+        for who, why in each["wrong"].items()
+    ]
+    if found:
+        yield "\n".join(["Not timed, because the result was not the reference's:", "", *found])
+
+
+def replace_section(text: str, section: str) -> str:
+    """`text` with what stands between the markers replaced."""
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise SystemExit(f"table: no line {BEGIN} followed by {END} in the document")
+    return f"{before}{BEGIN}\n\n{section}\n\n{END}{after}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.table", description=__doc__)
+    parser.add_argument("result", type=Path)
+    parser.add_argument(
+        "--into", type=Path, metavar="FILE.md", help="replace the results there instead of printing them"
+    )
+    options = parser.parse_args(arguments)
+    section = markdown(json.loads(options.result.read_text()), options.result.name)
+    if options.into is None:
+        print(section)
+    else:
+        options.into.write_text(replace_section(options.into.read_text(), section))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

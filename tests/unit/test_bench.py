@@ -1,0 +1,189 @@
+"""What the benchmark measures, and that its report says what the file says."""
+
+import io
+import json
+import tarfile
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from bench import measure, table, workload  # noqa: E402
+from bench.baselines import Baseline  # noqa: E402
+from bench.check import every_case  # noqa: E402
+from bench.parts import launches  # noqa: E402
+from jitspark.checking.arguments import reference_function  # noqa: E402
+from jitspark.checking.packed import load_kernels, unpack  # noqa: E402
+from jitspark.errors import MissingEntriesError, PackError  # noqa: E402
+from jitspark.geometry import deployment  # noqa: E402
+from jitspark.registry import kernel_names, load_spec, specializations  # noqa: E402
+
+TARGET = "sm_90a"
+BOUNDARY = load_spec("gated_residual_rmsnorm")
+
+
+def boundary_work(rotation_bytes=1_000_000):
+    case = next(case for case in BOUNDARY.cases if case.axes["num_tokens"] == 8)
+    generator = torch.Generator().manual_seed(0)
+    return workload.build(BOUNDARY.specialize_case(case), case.axes, generator, rotation_bytes)
+
+
+def test_every_case_of_every_spec_is_checked():
+    assert len(every_case(TARGET)) == sum(len(load_spec(name).cases) for name in kernel_names())
+
+
+def test_every_spec_has_cases():
+    assert [name for name in kernel_names() if not load_spec(name).cases] == []
+
+
+def test_weights_rotate_over_the_bytes_asked_for_and_never_share_memory():
+    sets = boundary_work().sets
+
+    weights = {values[name].data_ptr() for values in sets for name in ("alpha", "beta", "weight")}
+    assert len(weights) == 3 * len(sets)
+    assert sum(values[name].nbytes for values in sets for name in ("alpha", "beta", "weight")) >= 1_000_000
+
+
+def test_a_boundary_chain_depends_on_itself():
+    sets = boundary_work().sets
+
+    for before, values in zip([sets[-1], *sets[:-1]], sets, strict=True):
+        assert values["branch"] is before["activation"]
+        assert values["branch"] is not values["activation"]
+        assert values["stream"] is sets[0]["stream"]
+
+
+def test_moved_bytes_count_inputs_once_and_updates_twice():
+    rows = 8 * 8192
+    assert boundary_work().moved_bytes == rows * 2 + rows * 4 * 2 + 8192 * (4 + 4 + 2) + rows * 2
+
+
+def test_a_cache_and_a_table_count_by_the_rows_that_are_touched():
+    spec = load_spec("qk_rmsnorm_rope_paged_kv_append")
+    case = next(case for case in spec.cases if case.axes["num_tokens"] == 8 and case.statics["rope"])
+    moved = workload.moved_bytes(spec.specialize_case(case), case.axes)
+
+    row, heads = case.axes["qkvg_size"], case.axes["num_kv_heads"]
+    assert moved == 8 * (2 * row * 2 + 8 + 64 * 4 + 8 + heads * 128 * 2)
+
+
+@pytest.mark.parametrize(("factor", "right"), [(1.0, True), (1.1, False)])
+def test_what_is_timed_is_held_to_the_reference_first(factor, right):
+    work = boundary_work()
+
+    def scaled_reference(values):
+        reference_function(work.specialization)(*values.values(), **work.specialization.statics)
+        values["activation"].mul_(factor)
+
+    found = measure._check(Baseline("stand-in", scaled_reference), work)
+
+    assert {each.argument for each in found} == {"stream", "activation"}
+    assert all(each.margin <= measure.BASELINE_SLACK for each in found) == right
+
+
+def test_an_output_that_a_baseline_returns_is_checked_too():
+    work = boundary_work()
+
+    def returns_zeros(values):
+        return {"activation": torch.zeros_like(values["activation"]), "stream": values["stream"]}
+
+    assert max(each.margin for each in measure._check(Baseline("stand-in", returns_zeros), work)) > 100
+
+
+@pytest.mark.parametrize("name", kernel_names())
+def test_each_token_count_is_served_once_by_the_tightest_specialization(name):
+    made = deployment("muse_spark_open", 8)
+    listed = list(launches("muse_spark_open", made, TARGET, (8, 64), [name]))
+    asked = specializations(made, [name])
+
+    seen = [(entry["part"], entry["axes"]["num_tokens"], json.dumps(entry["dtypes"])) for entry in listed]
+    assert len(seen) == len(set(seen)), "two launches of one name"
+    assert {num_tokens for _, num_tokens, _ in seen} == {8, 64}
+    for entry in listed:
+        assert measure.specialization_of(entry) in asked
+
+
+def result(median=2.0, wrong=None):
+    timing = {"p10_us": 1.9, "p90_us": 2.2, "launches": 10, "replays": 30}
+    about = {
+        "gpu": "G",
+        "driver": "1",
+        "torch": "2",
+        "cuda": "13",
+        "triton": "3",
+        "commit": "abc",
+        "date": "2026-11-30",
+    }
+    launch = {"part": "qkv+gate", "tp": 8, "kernel": "k", "axes": {"num_tokens": 8}}
+    return {
+        "about": about,
+        "read_tb_per_s": 4.4,
+        "layers": [],
+        "launches": [
+            {
+                "launch": launch,
+                "moved_bytes": 4_400_000,
+                "floor_us": 1.0,
+                "aim_us": 2.2,
+                "timings": {
+                    "jitspark": {**timing, "median_us": median},
+                    "slow": {**timing, "median_us": 9.0},
+                    "cuBLAS": {**timing, "median_us": 3.0},
+                },
+                "wrong": wrong or {},
+            }
+        ],
+    }
+
+
+def test_a_table_row_names_the_fastest_other_and_whether_the_aim_was_met():
+    text = table.markdown(result(), "x.json")
+
+    assert "| qkv+gate | 4.40 | 1.00 | 2.00 (1.90..2.20) | 2.00 | cuBLAS | 3.00 | 1.50 | 2.20 met |" in text
+    assert "2.20 **missed**" in table.markdown(result(median=2.3), "x.json")
+    assert "qkv+gate, M = 8, cuBLAS: far off" in table.markdown(result(wrong={"cuBLAS": "far off"}), "x.json")
+
+
+def test_results_replace_only_what_stands_between_the_markers():
+    text = f"before\n{table.BEGIN}\nold\n{table.END}\nafter\n"
+
+    assert table.replace_section(text, "new") == f"before\n{table.BEGIN}\n\nnew\n\n{table.END}\nafter\n"
+    with pytest.raises(SystemExit):
+        table.replace_section("no markers", "new")
+
+
+def packed(path, name):
+    with tarfile.open(path, "w") as archive:
+        member = tarfile.TarInfo(name)
+        member.size = 1
+        archive.addfile(member, io.BytesIO(b"x"))
+    return path
+
+
+def test_a_pack_that_leaves_its_folder_is_refused(tmp_path):
+    with pytest.raises(PackError):
+        unpack(packed(tmp_path / "pack.tar", "../outside"), tmp_path / "root")
+
+    assert not (tmp_path / "outside").exists()
+
+
+def test_an_unpacked_root_can_be_read_from_whatever_the_umask(tmp_path, monkeypatch):
+    import os
+
+    before = os.umask(0)
+    monkeypatch.setattr(os, "umask", os.umask)
+    try:
+        root = unpack(packed(tmp_path / "pack.tar", "artifacts-v1/a/b"), tmp_path / "root")
+    finally:
+        os.umask(before)
+
+    assert [path.stat().st_mode & 0o022 for path in (root / "artifacts-v1", root / "artifacts-v1/a")] == [0, 0]
+
+
+def test_a_cache_without_the_entries_names_every_one_that_is_missing(tmp_path):
+    work = every_case(TARGET, ["rmsnorm"])[:3]
+
+    with pytest.raises(MissingEntriesError) as caught:
+        load_kernels(tmp_path, [item.specialization for item in work], TARGET)
+
+    assert len(caught.value.keys) == len({item.specialization.title() for item in work})
