@@ -9,11 +9,14 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jitspark.errors import EntryError
-from jitspark.key import Key, Recipe, canonical, digest_of, plain
-from jitspark.toolchain import Toolchain
+from jitspark.key import Key, canonical, digest_of, plain
+
+if TYPE_CHECKING:  # a process that only loads makes no records
+    from jitspark.key import Recipe
+    from jitspark.toolchain import Toolchain
 
 RECORD_VERSION = 1
 MAX_RECORD_BYTES = 256 * 1024
@@ -57,7 +60,7 @@ class Record:
 
     @staticmethod
     def of(
-        recipe: Recipe, toolchain: Toolchain, content: bytes, signature: str, needs: tuple[str, ...], runtime: str
+        recipe: "Recipe", toolchain: "Toolchain", content: bytes, signature: str, needs: tuple[str, ...], runtime: str
     ) -> "Record":
         """The record of the artifact `content`, compiled from `recipe` by `toolchain`."""
         return Record(
