@@ -11,7 +11,7 @@ from typing import Any
 from cache_tools.command_line import answer, answer_json, error_text, say
 from cache_tools.roots import readable_layers, writable_layer
 from cache_tools.table import table
-from jitspark.build import Report, build
+from jitspark.build import Report, build, note_uses
 from jitspark.cli.progress_display import shown_progress
 from jitspark.cli.selection import Selection, wanted_by
 from jitspark.errors import JitsparkError, MissingEntriesError
@@ -86,7 +86,7 @@ def _build(wanted: Sequence[Wanted], selection: Selection, options: Options, set
         writable_layer(settings)  # says why there is none
     with _ended_by_signals(), shown_progress() as show:
         try:
-            return build(
+            report = build(
                 wanted,
                 lookup,
                 settings,
@@ -98,6 +98,8 @@ def _build(wanted: Sequence[Wanted], selection: Selection, options: Options, set
         except MissingEntriesError as error:
             remedy = f"Run `{selection.warm_command()}` where compiling is allowed."
             raise MissingEntriesError(**{**error.fields(), "remedy": remedy}) from None
+    note_uses(report, lookup)
+    return report
 
 
 @contextmanager

@@ -1,10 +1,14 @@
 """From an object file to the artifact, and what the artifact says about itself."""
 
+import ctypes
+import hashlib
 import re
 import subprocess
 from pathlib import Path
 
 from jitspark.errors import CompileError, ToolchainError
+from jitspark.failures import clean_log
+from jitspark.loader import map_artifact
 from jitspark.runtime_library import installed_runtime_library, load_runtime_library
 from jitspark.toolchain import linker_path
 
@@ -51,8 +55,12 @@ def signature(artifact: Path, kernel: str) -> str:
     import tvm_ffi
 
     load_runtime_library(installed_runtime_library())
+    # from memory, as a serving process does: the directory may forbid execution
+    content = artifact.read_bytes()
+    library = map_artifact(content, hashlib.sha256(content).hexdigest())
+    address = ctypes.cast(getattr(library, f"__tvm_ffi_{kernel}"), ctypes.c_void_p).value
     try:
-        tvm_ffi.load_module(str(artifact))[kernel]()
+        tvm_ffi.Function.__from_extern_c__(address, keep_alive_object=library)()
     except TypeError as refusal:
         return signature_in(str(refusal))
     raise AssertionError(f"{kernel} accepted a call without arguments")
@@ -62,9 +70,3 @@ def signature_in(refusal: str) -> str:
     """The quoted signature in a refusal's text."""
     found = re.search(r"`([^`]*)`", refusal)
     return found.group(1) if found else refusal.splitlines()[-1]
-
-
-def clean_log(text: str) -> str:
-    """A tool's output without colours and without the directories of this machine."""
-    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
-    return re.sub(r"(?<![\w.])/(?:[^\s/:'\"]+/)+", "", text).strip()
