@@ -1,7 +1,7 @@
 """The provider surface: who serves a part of the decode step, and what a provider requires of a deployment.
 
 A provider's requirements are read from the config after the support check has passed, so they need not repeat it:
-BF16 KV cache, blocks of 16, one node group without pipeline or context parallelism are given.
+BF16 KV cache, blocks of 16 and no pipeline or context parallelism are given.
 
 Providers and what they require:
 
