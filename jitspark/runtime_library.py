@@ -100,4 +100,6 @@ def offers(symbol: str) -> bool:
 
 @functools.cache
 def _global_scope() -> ctypes.CDLL:
+    import tvm_ffi  # noqa: F401 - half of the runtime ABI is its library's, global once it is imported
+
     return ctypes.CDLL(None)

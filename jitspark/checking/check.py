@@ -146,8 +146,12 @@ def default_capture(device: torch.device) -> Callable[[Callable[[], None]], Call
 def cuda_graph(call: Callable[[], None]) -> Callable[[], None]:
     """Capture `call`, which must have run before, and return what replays it."""
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    torch.cuda.synchronize()
+    # not `torch.cuda.graph`, which collects garbage each time: that would take most of a check
+    with torch.cuda.stream(torch.cuda.Stream()):
+        graph.capture_begin()
         call()
+        graph.capture_end()
     replay: Callable[[], None] = graph.replay
     return replay
 

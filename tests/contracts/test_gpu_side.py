@@ -40,3 +40,9 @@ def test_checking_and_benchmarking_import_nothing_else():
 
     assert answer.returncode == 0, answer.stderr
     assert int(answer.stdout) > 100
+
+
+def test_what_apache_tvm_ffi_offers_is_known_before_anything_else_imports_it():
+    answer = run("import sys; from jitspark.runtime_library import offers\nprint(offers('TVMFFIEnvGetStream'))")
+
+    assert answer.stdout.strip() == "True", answer.stderr
