@@ -8,9 +8,13 @@ import contextlib
 import errno
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from jitspark.errors import CacheDirectoryError, EntryError
+
+T = TypeVar("T")
 
 FOLDER_MODE = 0o755
 FILE_MODE = 0o444
@@ -95,7 +99,7 @@ def _step(folder: int, root: Path, parts: tuple[str, ...]) -> int:
         inner = os.open(parts[-1], _FOLDER | os.O_NOFOLLOW, dir_fd=folder)
     except OSError as problem:
         if problem.errno in _NO_FOLDER:
-            raise _bad(_where(root, parts), "a link or a file") from None
+            raise _bad(place(root, parts), "a link or a file") from None
         raise
     os.close(folder)
     return inner
@@ -103,27 +107,35 @@ def _step(folder: int, root: Path, parts: tuple[str, ...]) -> int:
 
 def _check(folder: int, root: Path, parts: tuple[str, ...], *, trusted: bool) -> None:
     if not trusted and (problem := _distrust(os.fstat(folder))) is not None:
-        raise _bad(_where(root, parts), f"a folder {problem}")
+        raise _bad(place(root, parts), f"a folder {problem}")
 
 
 def read_below(root: Path, parts: tuple[str, ...], limit: int, *, trusted: bool = False) -> bytes:
-    """The bytes of the regular file `parts` below `root`.
+    """The bytes of the regular file `parts` below `root`. Raises what `in_folder` and `read_file` do."""
+    where = place(root, parts)
+    return in_folder(
+        root, parts[:-1], lambda folder: read_file(folder, parts[-1], limit, where, trusted=trusted), trusted=trusted
+    )
 
-    Raises FileNotFoundError when it or a folder on the way is missing, and EntryError otherwise: with the OSError as
-    its cause when the bytes could not be read, which says nothing about them; without one when they are no good.
+
+def in_folder(root: Path, parts: tuple[str, ...], read: Callable[[int], T], *, trusted: bool = False) -> T:
+    """What `read` makes of a descriptor of the folder.
+
+    Raises FileNotFoundError when something is missing, and EntryError otherwise: with the OSError as its cause when the
+    system could not read, which says nothing about what is there; without one when what is there is no good.
     """
     for left in reversed(range(_STALE_TRIES)):
         try:
-            folder = open_folder(root, parts[:-1], trusted=trusted)
+            folder = open_folder(root, parts, trusted=trusted)
             try:
-                return read_file(folder, parts[-1], limit, _where(root, parts), trusted=trusted)
+                return read(folder)
             finally:
                 os.close(folder)
         except FileNotFoundError:
             raise
         except OSError as problem:
             if problem.errno != errno.ESTALE or not left:  # a server replaced it under us: look again
-                raise _bad(_where(root, parts), problem.strerror or str(problem)) from problem
+                raise _bad(place(root, parts), problem.strerror or str(problem)) from problem
     raise AssertionError("the last try returns or raises")
 
 
@@ -174,7 +186,8 @@ def cannot_write(root: Path, problem: OSError) -> CacheDirectoryError:
     )
 
 
-def _where(root: Path, parts: tuple[str, ...]) -> str:
+def place(root: Path, parts: tuple[str, ...]) -> str:
+    """A path below `root` as text, for messages."""
     return "/".join((str(root), *parts))
 
 

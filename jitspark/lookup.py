@@ -86,17 +86,20 @@ class Lookup:
         """Keep an entry in memory, for a process that could not publish it."""
         self._memory[entry.key] = entry
 
-    def find(self, key: Key) -> Entry | None:
-        """The entry that serves `key`, its record checked, or None. Takes no lock; a bad entry is set aside."""
+    def find(self, key: Key, *, whole: bool = False) -> Entry | None:
+        """The entry that serves `key`, its record checked (and, if `whole`, its artifact), or None.
+
+        Takes no lock; a bad entry is set aside.
+        """
         if key in self._memory:
             return self._memory[key]
         layers = [layer for layer in self.roots.layers if may_hold(layer, key)]
-        if self.own is not None and (entry := self._first(layers, key, self.own)) is not None:
+        if self.own is not None and (entry := self._first(layers, key, self.own, whole=whole)) is not None:
             return entry
         if not layers or self._settings.toolchain == "own":
             return None
         others = {name for layer in layers for name in toolchains_of(layer, key)} - {self.own}
-        found = (self._first(layers, key, name) for name in sorted(others))
+        found = (self._first(layers, key, name, whole=whole) for name in sorted(others))
         return next((entry for entry in found if entry is not None and self._runs_here(entry)), None)
 
     def reject(self, entry: Entry, problem: EntryError) -> None:
@@ -110,12 +113,12 @@ class Lookup:
         """The `<target>-<host>` pairs for which some layer has entries of `kernel`: what a refusal can name."""
         return sorted({name for layer in self.roots.layers for name in targets_of(layer, kernel)})
 
-    def _first(self, layers: Iterable[Layer], key: Key, toolchain: str) -> Entry | None:
+    def _first(self, layers: Iterable[Layer], key: Key, toolchain: str, *, whole: bool) -> Entry | None:
         for layer in layers:
             if (layer.root, key, toolchain) in self._bad:
                 continue
             try:
-                entry = read_entry(layer, key, toolchain)
+                entry = read_entry(layer, key, toolchain, whole=whole)
             except EntryError as problem:
                 self._pass_over(layer, key, toolchain, problem)
                 continue

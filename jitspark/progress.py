@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from jitspark.errors import CacheDirectoryError, EntryError, JitsparkError
+from jitspark.errors import CacheDirectoryError, JitsparkError
 from jitspark.key import Key, Recipe
 from jitspark.lock import Holder
 from jitspark.lookup import Lookup
@@ -61,16 +61,11 @@ class Progress:
 
     def settle_if_found(self, item: Wanted) -> bool:
         """Settle `item` if an intact entry serves it."""
-        while (entry := self.lookup.find(item.key)) is not None:
-            try:
-                entry.read_artifact()
-            except EntryError as problem:
-                self.lookup.reject(entry, problem)
-                continue
+        entry = self.lookup.find(item.key, whole=True)
+        if entry is not None:
             self.entries[item.key] = entry
             self.tell("hit", item)
-            return True
-        return False
+        return entry is not None
 
     def settle_compiled(self, item: Wanted, entry: Entry, seconds: float) -> None:
         self.entries[item.key] = entry

@@ -17,7 +17,17 @@ from pathlib import Path
 from typing import Literal
 
 from jitspark.errors import CacheDirectoryError, EntryError
-from jitspark.folders import FILE_MODE, FOLDER_MODE, cannot_write, make_folder, open_folder, read_below, sync
+from jitspark.folders import (
+    FILE_MODE,
+    FOLDER_MODE,
+    cannot_write,
+    in_folder,
+    make_folder,
+    open_folder,
+    place,
+    read_file,
+    sync,
+)
 from jitspark.key import Key
 from jitspark.record import MAX_ARTIFACT_BYTES, MAX_RECORD_BYTES, Record, check_artifact, record_from_bytes
 from jitspark.staging import QUARANTINE, fresh_name, staging
@@ -65,20 +75,29 @@ class Entry:
         """
         if self.content is not None:
             return self.content
-        assert self.layer is not None
-        return _read_artifact(self.layer, entry_parts(self.key, self.toolchain), self.record)
+        layer, parts = self.layer, entry_parts(self.key, self.toolchain)
+        assert layer is not None
+        try:
+            return in_folder(
+                layer.root, parts, lambda folder: _artifact(layer, folder, parts, self.record), trusted=layer.trusted
+            )
+        except FileNotFoundError:
+            raise _gone(layer, parts) from None
 
 
-def _read_artifact(layer: Layer, parts: tuple[str, ...], record: Record) -> bytes:
-    where = "/".join((str(layer.root), *parts))
+def _artifact(layer: Layer, folder: int, parts: tuple[str, ...], record: Record) -> bytes:
+    where = place(layer.root, parts)
     try:
-        content = read_below(layer.root, (*parts, ARTIFACT), MAX_ARTIFACT_BYTES, trusted=layer.trusted)
+        content = read_file(folder, ARTIFACT, MAX_ARTIFACT_BYTES, where, trusted=layer.trusted)
     except FileNotFoundError:
-        raise EntryError(
-            where=where, found=f"no {ARTIFACT}", needed="a whole entry", remedy="The entry is a miss; it was removed."
-        ) from None
+        raise _gone(layer, parts) from None
     check_artifact(record, content, where)
     return content
+
+
+def _gone(layer: Layer, parts: tuple[str, ...]) -> EntryError:
+    remedy = "The entry is a miss; it was removed."
+    return EntryError(where=place(layer.root, parts), found=f"no {ARTIFACT}", needed="a whole entry", remedy=remedy)
 
 
 def entry_parts(key: Key, toolchain: str) -> tuple[str, ...]:
@@ -89,33 +108,36 @@ def entry_directory(root: Path, key: Key, toolchain: str) -> Path:
     return root.joinpath(*entry_parts(key, toolchain))
 
 
-def read_entry(layer: Layer, key: Key, toolchain: str) -> Entry | None:
-    """The entry of `key` by `toolchain` in `layer`, None when there is none.
+def read_entry(layer: Layer, key: Key, toolchain: str, *, whole: bool = False) -> Entry | None:
+    """The entry of `key` by `toolchain` in `layer`, None when there is none. `whole`: its artifact is checked as well.
 
     Raises EntryError when it is no good, or (with the OSError as its cause) cannot be read.
     """
-    record = _read_record(layer, entry_parts(key, toolchain), key, toolchain)
+    record = _read_record(layer, entry_parts(key, toolchain), key, toolchain, whole=whole)
     return None if record is None else Entry(layer, key, toolchain, record)
 
 
-def _read_record(layer: Layer, parts: tuple[str, ...], key: Key, toolchain: str) -> Record | None:
-    parts = (*parts, RECORD)
+def _read_record(layer: Layer, parts: tuple[str, ...], key: Key, toolchain: str, *, whole: bool) -> Record | None:
+    def read(folder: int) -> Record:
+        where = place(layer.root, (*parts, RECORD))
+        content = read_file(folder, RECORD, MAX_RECORD_BYTES, where, trusted=layer.trusted)
+        record = record_from_bytes(content, where, key, toolchain)
+        if whole:
+            _artifact(layer, folder, parts, record)
+        return record
+
     try:
-        content = read_below(layer.root, parts, MAX_RECORD_BYTES, trusted=layer.trusted)
+        return in_folder(layer.root, parts, read, trusted=layer.trusted)
     except FileNotFoundError:
         return None
-    return record_from_bytes(content, "/".join((str(layer.root), *parts)), key, toolchain)
 
 
 def _whole(layer: Layer, parts: tuple[str, ...], key: Key, toolchain: str) -> Record | None:
     """The record of the entry at `parts` if all of it is good."""
     try:
-        record = _read_record(layer, parts, key, toolchain)
-        if record is not None:
-            _read_artifact(layer, parts, record)
+        return _read_record(layer, parts, key, toolchain, whole=True)
     except EntryError:
         return None
-    return record
 
 
 def may_hold(layer: Layer, key: Key) -> bool:
