@@ -121,13 +121,13 @@ def _parse(content: bytes, where: str) -> tuple[dict[str, Any], str, str]:
     middle, toolchain, end = _cut(rest, b'"toolchain":', b',"version":')
     frame = head + b"0" + middle + b"0" + end
     try:
-        values = _load(frame)
-        if _CANONICAL.encode(values).encode() != frame or values.keys() != _FIELDS:
-            raise ValueError
-        values |= {"recipe": _load(recipe), "toolchain": _load(toolchain)}
-    except (ValueError, TypeError, AttributeError, RecursionError):
-        raise _bad(where, "a record with other fields", f"a record of version {RECORD_VERSION}") from None
-    return values, hashlib.sha256(recipe).hexdigest(), hashlib.sha256(toolchain).hexdigest()
+        values, parts = _load(frame), {"recipe": _load(recipe), "toolchain": _load(toolchain)}
+        written = _CANONICAL.encode(values).encode()
+    except (ValueError, RecursionError):
+        raise _bad(where, "a record that is no JSON", f"a record of version {RECORD_VERSION}") from None
+    if written != frame or not isinstance(values, dict) or values.keys() != _FIELDS:
+        raise _bad(where, "a record with other fields", f"a record of version {RECORD_VERSION}")
+    return values | parts, hashlib.sha256(recipe).hexdigest(), hashlib.sha256(toolchain).hexdigest()
 
 
 def _cut(text: bytes, before: bytes, after: bytes) -> tuple[bytes, bytes, bytes]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from jitspark.compiler import cute, link
 from jitspark.errors import CompileError, JitsparkError
+from jitspark.failures import clean_log
 from jitspark.key import codegen_options
 from jitspark.spec import Specialization
 
@@ -43,7 +44,7 @@ def compile_specialization(specialization: Specialization, target: str, director
 
 
 def _failed(specialization: Specialization, problem: Exception) -> CompileError:
-    log = link.clean_log(f"{type(problem).__name__}: {problem}")
+    log = clean_log(f"{type(problem).__name__}: {problem}")
     first = next((line.strip() for line in log.splitlines() if line.strip()), "no message")
     return CompileError(
         where=specialization.title(),
