@@ -11,7 +11,7 @@ from bench.timing import chain, time_chains
 from bench.workload import build, rotation_bytes
 
 LAYERS = 12
-PARTS = (
+PARTS = (  # in the step's order
     "backbone FFN to next layer",
     "qkv+gate",
     "qk append, RoPE",
@@ -35,6 +35,9 @@ def measure_layer(
     parts = {each.launch["part"]: each for each in found if OURS in each.timings}
     chosen = [parts[name] for name in PARTS if name in parts]
     if len(chosen) < len(PARTS):
+        print(
+            f"no time for a layer's dense launches: not measured here: {', '.join(sorted(set(PARTS) - parts.keys()))}"
+        )
         return None
     works = [build(specialization_of(each.launch), each.launch["axes"], generator, rotation_bytes()) for each in chosen]
     ours = [Baseline(OURS, _caller(kernels[each.launch["recipe"]])) for each in chosen]
