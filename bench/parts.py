@@ -3,6 +3,7 @@
 Runs where geometries can be read; the GPU machine gets the result as JSON.
 """
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -11,11 +12,10 @@ from jitspark.errors import SpecError
 from jitspark.geometry import Deployment
 from jitspark.key import recipe_of
 from jitspark.registry import specializations
-from jitspark.spec import AtMost, Specialization
+from jitspark.spec import VAR, AtMost, Specialization
 from kernel_specs.primitives.row_split import row_split
 
-MAX_POSITION = 131072
-NUM_BLOCKS = 4096
+SIZES = {"max_position": 131072, "num_blocks": 4096}
 ROW_SPLIT = {"threads", "cluster"}
 
 
@@ -37,24 +37,34 @@ def launches(
     geometry: str, deployment: Deployment, target: str, token_counts: Sequence[int], names: Sequence[str] | None
 ) -> Iterator[dict[str, Any]]:
     """Every specialization of the deployment, each with every token count that it is the one to serve."""
-    asked = [each for each in specializations(deployment, names) if target in each.spec.targets]
+    asked = [each for each in specializations(deployment, names) if target in each.spec.targets and _has_sizes(each)]
     for each in asked:
         for num_tokens in token_counts:
             if each is _serving(num_tokens, [other for other in asked if _same_work(each, other)]):
-                axes = {"num_tokens": num_tokens, "max_position": MAX_POSITION, "num_blocks": NUM_BLOCKS}
-                var = {name: size for name, size in axes.items() if name in each.spec.axes}
-                yield asdict(
-                    Launch(
-                        part=part_name(each, deployment),
-                        geometry=geometry,
-                        tp=deployment.tp,
-                        kernel=each.name,
-                        recipe=recipe_of(each, target).digest,
-                        axes={**each.axes, **var},
-                        dtypes=dict(each.dtypes),
-                        statics=dict(each.statics),
-                    )
-                )
+                yield asdict(_launch(geometry, deployment, target, each, num_tokens))
+
+
+def _launch(geometry: str, deployment: Deployment, target: str, each: Specialization, num_tokens: int) -> Launch:
+    sizes = {**SIZES, "num_tokens": num_tokens}
+    return Launch(
+        part=part_name(each, deployment),
+        geometry=geometry,
+        tp=deployment.tp,
+        kernel=each.name,
+        recipe=recipe_of(each, target).digest,
+        axes={**each.axes, **{name: size for name, size in sizes.items() if each.spec.axes.get(name) is VAR}},
+        dtypes=dict(each.dtypes),
+        statics=dict(each.statics),
+    )
+
+
+def _has_sizes(specialization: Specialization) -> bool:
+    """Whether sizes of all its run-time axes are given here; what is not is left out of a benchmark, and said."""
+    var = {name for name, kind in specialization.spec.axes.items() if kind is VAR}
+    unknown = sorted(var - SIZES.keys() - {"num_tokens"})
+    if unknown:
+        print(f"not measured: {specialization.title()}: no size for {', '.join(unknown)}", file=sys.stderr)
+    return not unknown
 
 
 def part_name(specialization: Specialization, deployment: Deployment) -> str:
