@@ -22,6 +22,10 @@ RECORD_VERSION = 1
 MAX_RECORD_BYTES = 256 * 1024
 MAX_ARTIFACT_BYTES = 64 * 1024 * 1024
 
+# What walks over a record's values later must not run out of stack.
+_MAX_DEPTH = 50
+_MANY_BRACKETS = 200
+
 _HEAD = b'{"body":'
 _TAIL = b',"digest":"'
 _END = b'"}\n'
@@ -137,7 +141,18 @@ def _cut(text: bytes, before: bytes, after: bytes) -> tuple[bytes, bytes, bytes]
 
 
 def _load(text: bytes) -> Any:
+    if text.count(b"[") + text.count(b"{") > _MANY_BRACKETS and _depth(text) > _MAX_DEPTH:
+        raise ValueError("nested too deeply")
     return json.loads(text, parse_float=_refuse, parse_constant=_refuse)
+
+
+def _depth(text: bytes) -> int:
+    """How deeply the text nests, or more where brackets stand in strings."""
+    depth = deepest = 0
+    for byte in text:
+        depth += (byte in b"[{") - (byte in b"]}")
+        deepest = max(deepest, depth)
+    return deepest
 
 
 def _refuse(number: str) -> None:

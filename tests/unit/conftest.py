@@ -1,0 +1,3 @@
+"""Fixtures of the unit tests."""
+
+from cache_fixtures import entry, read_only, templates, warnings  # noqa: F401 - fixtures

@@ -1,0 +1,157 @@
+"""Whatever happens to an entry's bytes, the entry is refused or harmless, and nothing crashes."""
+
+import errno
+import os
+import shutil
+
+import pytest
+from stub_cache import artifact_of, fill, lookup_in, number_of, record_of, settings_for, wanted
+
+from jitspark.errors import EntryError
+from jitspark.loader import Loader
+from jitspark.store import ARTIFACT, RECORD, Layer, put, read_entry
+
+KINDS = (ARTIFACT, RECORD)
+
+
+def writable_copy(entry, name):
+    path = entry.directory / name
+    path.chmod(0o644)
+    return path
+
+
+def is_refused(entry):
+    try:
+        return read_entry(entry.layer, entry.key, entry.toolchain, whole=True) is None
+    except EntryError:
+        return True
+
+
+def test_the_entry_is_good_before_it_is_damaged(entry):
+    assert not is_refused(entry)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_flipped_bit_in_any_byte_is_refused(entry, name):
+    path = writable_copy(entry, name)
+    content = path.read_bytes()
+    accepted = []
+    with path.open("r+b", buffering=0) as stream:
+        for index, byte in enumerate(content):
+            os.pwrite(stream.fileno(), bytes([byte ^ (1 << index % 8)]), index)
+            if not is_refused(entry):
+                accepted.append(index)
+            os.pwrite(stream.fileno(), bytes([byte]), index)
+
+    assert len(content) > 500
+    assert not accepted
+    assert not is_refused(entry)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_truncation_at_any_length_is_refused(entry, name):
+    path = writable_copy(entry, name)
+    accepted = []
+    for length in reversed(range(path.stat().st_size)):
+        os.truncate(path, length)
+        if not is_refused(entry):
+            accepted.append(length)
+
+    assert not accepted
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("more", [b"\0", b"\n", b"x" * 5000])
+def test_bytes_at_the_end_are_refused(entry, name, more):
+    with writable_copy(entry, name).open("ab") as stream:
+        stream.write(more)
+
+    assert is_refused(entry)
+
+
+@pytest.mark.parametrize("names", [(ARTIFACT,), (RECORD,), (ARTIFACT, RECORD)], ids="+".join)
+@pytest.mark.parametrize("other", ["same kernel", "other kernel"])
+def test_another_good_entry_under_this_key_is_refused(entry, templates, names, other):
+    item = wanted(1, start=1) if other == "same kernel" else wanted(1, kernel="other")
+    foreign = fill(entry.layer.root, item, templates)[0]
+    for name in names:
+        os.replace(foreign.directory / name, entry.directory / name)
+
+    assert is_refused(entry)
+
+
+def test_a_forged_record_cannot_pass_another_kernel_off_as_this_one(tmp_path, templates):
+    this, other = wanted(1)[0], wanted(1, kernel="other")[0]
+    layer = Layer(tmp_path, writable=True)
+    content = artifact_of(other, templates)
+    good = put(layer, other.key, record_of(other, content), content)
+    forged = put(layer, this.key, record_of(this, content), content)
+    loader = Loader(settings_for(tmp_path, tmp_path))
+    loader.load([good])
+
+    with pytest.raises(EntryError, match="no symbol __tvm_ffi_stub"):
+        loader.load([forged])
+
+
+@pytest.mark.parametrize("damage", ["rewritten", "truncated", "removed"])
+def test_a_loaded_kernel_does_not_notice_what_happens_to_its_file(entry, tmp_path, damage):
+    kernel = Loader(settings_for(entry.layer.root, tmp_path)).load([entry])[0]
+    path = writable_copy(entry, ARTIFACT)
+    if damage == "rewritten":
+        with path.open("r+b") as stream:
+            stream.write(b"\xcc" * path.stat().st_size)
+    elif damage == "truncated":
+        os.truncate(path, 0)
+    else:
+        shutil.rmtree(entry.directory)
+
+    assert kernel.function() == number_of(wanted(1)[0])
+
+
+def test_a_bad_entry_in_the_writable_root_is_moved_to_quarantine_and_said_once(entry, warnings):
+    os.truncate(writable_copy(entry, ARTIFACT), 100)
+    lookup = lookup_in(entry.layer)
+
+    assert [lookup.find(entry.key, whole=True) for _ in range(3)] == [None] * 3
+    assert not entry.directory.exists()
+    assert len(list((entry.layer.root / "quarantine").iterdir())) == 1
+    assert len(warnings()) == 1
+    assert str(entry.directory) in warnings()[0]
+
+
+def test_a_bad_entry_in_a_read_only_root_is_passed_over_and_said_once(entry, warnings):
+    os.truncate(writable_copy(entry, ARTIFACT), 100)
+    lookup = lookup_in(Layer(entry.layer.root, writable=False))
+
+    assert [lookup.find(entry.key, whole=True) for _ in range(3)] == [None] * 3
+    assert entry.directory.exists()
+    assert len(warnings()) == 1
+
+
+def test_a_bad_entry_does_not_hide_a_good_one_in_another_layer(entry, read_only):
+    lower = read_only("image", wanted(1))
+    os.truncate(writable_copy(entry, ARTIFACT), 100)
+    first = Layer(entry.layer.root, writable=False)
+
+    assert lookup_in(first, lower).find(entry.key, whole=True).layer == lower
+
+
+def test_an_entry_republished_while_it_is_set_aside_is_kept(entry):
+    """Another process had replaced the bad entry between our look and our rename."""
+    lookup = lookup_in(entry.layer)
+    problem = EntryError(where="here", found="a bad record", needed="a good one", remedy="None.")
+    lookup.reject(entry, problem)
+
+    assert entry.directory.exists()
+    assert lookup.find(entry.key, whole=True) is not None
+
+
+def test_an_entry_that_the_system_cannot_read_stays_where_it_is(entry, monkeypatch):
+
+    def no_descriptors(*_args, **_kwargs):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("jitspark.folders.os.open", no_descriptors)
+        assert lookup_in(entry.layer).find(entry.key) is None
+    assert lookup_in(entry.layer).find(entry.key, whole=True) is not None
