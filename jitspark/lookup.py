@@ -46,8 +46,9 @@ def open_roots(settings: Settings) -> Roots:
     writable = Path(os.path.abspath(settings.cache_dir))
     problem = _unwritable(writable) or root_problem(writable, trusted)
     if problem is not None:
-        say_once(f"Cache directory {writable} cannot be used ({problem}): what is compiled here stays in memory.")
-        return Roots(layers, None)
+        say_once(f"Cache directory {writable} cannot be written to ({problem}): what is compiled here stays in memory.")
+        readable = root_problem(writable, trusted) is None  # say, on a read-only file system
+        return Roots((*layers, Layer(writable, writable=False, trusted=trusted)) if readable else layers, None)
     if writable == Path(f"/tmp/jitspark-{os.geteuid()}"):  # noqa: S108 - settings' last resort, checked above
         say_once(f"No home directory that can be written to: the cache lies in {writable}.")
     return Roots((*layers, Layer(writable, writable=True, trusted=trusted)), writable)
