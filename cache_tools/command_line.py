@@ -80,4 +80,3 @@ def _log_to_standard_error() -> None:
     logger = logging.getLogger("jitspark")
     if not logger.handlers:
         logger.addHandler(_StandardError(logging.WARNING))
-        logger.propagate = False

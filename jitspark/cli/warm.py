@@ -4,7 +4,7 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any
 
@@ -14,8 +14,8 @@ from cache_tools.table import table
 from jitspark.build import Report, build, note_uses
 from jitspark.cli.progress_display import shown_progress
 from jitspark.cli.selection import Selection, wanted_by
-from jitspark.errors import JitsparkError, MissingEntriesError
-from jitspark.lookup import Lookup
+from jitspark.errors import CacheDirectoryError, JitsparkError, MissingEntriesError
+from jitspark.lookup import Lookup, Roots
 from jitspark.progress import Wanted
 from jitspark.settings import Settings
 
@@ -81,9 +81,9 @@ def _dry_row(item: Wanted, there: bool) -> tuple[str, str, str]:  # noqa: FBT001
 
 
 def _build(wanted: Sequence[Wanted], selection: Selection, options: Options, settings: Settings) -> Report:
-    lookup = Lookup(settings)
-    if lookup.roots.writable is None and settings.compile != "never" and not all(lookup.find(w.key) for w in wanted):
-        writable_layer(settings)  # says why there is none
+    lookup, problem = _open(settings)
+    if problem is not None and settings.compile != "never" and not all(lookup.find(item.key) for item in wanted):
+        raise problem
     with _ended_by_signals(), shown_progress() as show:
         try:
             report = build(
@@ -100,6 +100,16 @@ def _build(wanted: Sequence[Wanted], selection: Selection, options: Options, set
             raise MissingEntriesError(**{**error.fields(), "remedy": remedy}) from None
     note_uses(report, lookup)
     return report
+
+
+def _open(settings: Settings) -> tuple[Lookup, CacheDirectoryError | None]:
+    """A lookup, and why nothing can be written, if so: that matters only when something is missing."""
+    try:
+        writable_layer(settings)
+    except CacheDirectoryError as problem:
+        layers = tuple(replace(layer, writable=False) for layer in readable_layers(settings))
+        return Lookup(settings, Roots(layers, None)), problem
+    return Lookup(settings), None
 
 
 @contextmanager

@@ -1,0 +1,288 @@
+"""`jitspark warm` with the real compiler: what is compiled, by whom, and what is left after any end."""
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from jitspark.store import Layer, keys_in, read_entry
+
+ROOT = Path(__file__).resolve().parents[2]
+SELECTION = ("--tp", "1", "--geometry", "tiny", "--target", "sm_90a", "--kernel", "rmsnorm")
+SLOTS = 2
+
+
+def start(folder, *options, root=ROOT, under=(), **environment):
+    """A warm of its own; its cache, locks and temporary files lie in `folder`."""
+    (folder / "tmp").mkdir(exist_ok=True)
+    own = {
+        "JITSPARK_CACHE_DIR": str(folder / "cache"),
+        "XDG_RUNTIME_DIR": str(folder),
+        "JITSPARK_COMPILE_SLOTS": str(SLOTS),
+        "TMPDIR": str(folder / "tmp"),
+        "PYTHONPATH": str(root),
+    }
+    return subprocess.Popen(
+        [*under, sys.executable, "-P", "-m", "jitspark", "warm", *(options or SELECTION), "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **own, **environment},
+    )
+
+
+def finish(process, code=0):
+    """The object on the last line, and standard error; the process ended with `code`."""
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == code, err
+    assert "Traceback" not in err
+    return (json.loads(out.splitlines()[-1]) if out else None), err
+
+
+def warm(folder, *options, code=0, **more):
+    return finish(start(folder, *options, **more), code)
+
+
+def children_of(pids):
+    """Compiler children of these processes, by process id."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+            command = (stat.parent / "cmdline").read_bytes()
+        except (OSError, ValueError, IndexError):
+            continue
+        if parent in pids and b"jitspark.compiler" in command:
+            found.append(int(stat.parent.name))
+    return found
+
+
+def compilers_started_by(pid):
+    """Compiler children that say that `pid` is their parent, whoever it is now."""
+    suffix = f"jitspark.compiler\0{pid}\0".encode()
+    found = []
+    for command in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if command.read_bytes().endswith(suffix):
+                found.append(int(command.parent.name))
+        except OSError:
+            continue
+    return found
+
+
+def gone(pid, seconds=5.0):
+    """Whether every compiler child of `pid` ends."""
+    deadline = time.monotonic() + seconds
+    while compilers_started_by(pid) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return not compilers_started_by(pid)
+
+
+def whole_entries(folder):
+    """How many entries the cache has; each is read, and checked against its record."""
+    layer = Layer(folder / "cache", writable=True)
+    entries = [read_entry(layer, key, toolchain) for key, toolchain in keys_in(layer)]
+    assert all(entry.read_artifact() for entry in entries)
+    return len(entries)
+
+
+def test_a_second_warm_compiles_nothing(tmp_path):
+    first, _ = warm(tmp_path)
+    second, _ = warm(tmp_path)
+
+    assert first["compiled"] == first["entries"] == whole_entries(tmp_path) > 3
+    assert (second["compiled"], second["hits"], second["failed"]) == (0, first["entries"], 0)
+    assert second["target"] == ["sm_90a"] and second["tp"] == [1]
+    assert second["cache_dir"] == str(tmp_path / "cache")
+
+
+def test_a_second_warm_of_everything_takes_less_than_a_second_and_a_half(tmp_path):
+    """The time of `bin/jitspark` from start to end, the best of three: other work shares the machine."""
+    warm(tmp_path)
+    own = {"JITSPARK_CACHE_DIR": str(tmp_path / "cache"), "XDG_RUNTIME_DIR": str(tmp_path)}
+    seconds = []
+    for _ in range(3):
+        began = time.monotonic()
+        subprocess.run(
+            [ROOT / "bin/jitspark", "warm", *SELECTION], env={**os.environ, **own}, check=True, capture_output=True
+        )
+        seconds.append(time.monotonic() - began)
+
+    assert min(seconds) < 1.5, seconds
+
+
+def test_tp_sizes_that_share_keys_count_them_once(tmp_path):
+    one, _ = warm(tmp_path, *SELECTION, "--dry-run")
+    both, _ = warm(tmp_path, "--tp", "1,2", *SELECTION[2:], "--dry-run")
+
+    assert both["entries"] == one["entries"] == len(set(both["missing"]))
+    assert not (tmp_path / "cache").exists()
+
+
+def test_where_compiling_is_forbidden_one_error_names_what_misses_and_the_command(tmp_path):
+    error, text = warm(tmp_path, code=7, JITSPARK_COMPILE="never")
+    command = text.partition("`jitspark warm ")[2].partition("`")[0].split()
+    made, _ = warm(tmp_path, *command)
+    there, _ = warm(tmp_path, JITSPARK_COMPILE="never")
+
+    assert error["error"] == "MissingEntriesError" and len(error["keys"]) == made["compiled"]
+    assert all(key in text for key in error["keys"])
+    assert there["hits"] == made["entries"]
+
+
+def test_eight_warms_of_an_empty_cache_compile_each_key_once(tmp_path):
+    running = [start(tmp_path) for _ in range(8)]
+    most = 0
+    while any(process.poll() is None for process in running):
+        most = max(most, len(children_of({process.pid for process in running})))
+        time.sleep(0.02)
+    reports = [finish(process)[0] for process in running]
+
+    entries = reports[0]["entries"]
+    assert sum(report["compiled"] for report in reports) == entries
+    assert all(report["compiled"] + report["hits"] == entries for report in reports)
+    assert 1 <= most <= SLOTS
+    assert whole_entries(tmp_path) == entries
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_killed_warm_leaves_whole_entries_and_no_child(tmp_path, seed):
+    process = start(tmp_path)
+    time.sleep(random.Random(seed).uniform(0.2, 6.0))
+    process.kill()
+    process.communicate()
+
+    assert gone(process.pid)
+    done = whole_entries(tmp_path)
+    report, _ = warm(tmp_path)
+    assert (report["hits"], report["compiled"]) == (done, report["entries"] - done)
+    assert not any((tmp_path / "cache" / "staging").glob("*"))
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_killed_compiler_child_costs_nothing_but_its_compile(tmp_path, seed):
+    process = start(tmp_path)
+    moments = random.Random(seed)
+    for _ in range(2):
+        while not (children := compilers_started_by(process.pid)) and process.poll() is None:
+            time.sleep(0.01)
+        time.sleep(moments.uniform(0.0, 3.0))
+        for child in children[:1]:
+            kill_quietly(child)
+    report, _ = finish(process)
+
+    assert report["compiled"] == report["entries"] == whole_entries(tmp_path)
+    assert gone(process.pid)
+
+
+def kill_quietly(pid):
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_warm_ends_its_children_and_frees_its_locks(tmp_path, number, code):
+    process = start(tmp_path)
+    while not compilers_started_by(process.pid):
+        time.sleep(0.01)
+    time.sleep(0.5)
+    process.send_signal(number)
+    finish(process, code)
+
+    assert gone(process.pid, 1.0)
+    assert not any((tmp_path / "tmp").iterdir())
+    done = whole_entries(tmp_path)
+    report, _ = warm(tmp_path)
+    assert report["compiled"] == report["entries"] - done
+
+
+@pytest.fixture
+def broken_checkout(tmp_path):
+    """A checkout in which one of two kernels does not compile."""
+    checkout = tmp_path / "checkout"
+    for package in ("jitspark", "kernel_specs", "cache_tools"):
+        shutil.copytree(ROOT / package, checkout / package, ignore=shutil.ignore_patterns("__pycache__"))
+    kernel = checkout / "kernel_specs/gated_residual_rmsnorm/kernel.py"
+    kernel.write_text(f"{kernel.read_text()}\nraise ValueError('the kernel is\\nout of order')\n")
+    return checkout
+
+
+def test_when_a_kernel_fails_the_others_are_built_and_it_is_named(tmp_path, broken_checkout):
+    selection = (*SELECTION, "--kernel", "gated_residual_rmsnorm")
+    report, text = warm(tmp_path, *selection, root=broken_checkout, code=6)
+    again, _ = warm(tmp_path, *selection, root=broken_checkout, code=6)
+    retried, retried_text = warm(tmp_path, *selection, "--retry", root=broken_checkout, code=6)
+
+    assert report["compiled"] == whole_entries(tmp_path) > 3
+    assert report["failed"] > 0 and report["compiled"] + report["failed"] == report["entries"]
+    assert "out of order" in text and text.count("gated_residual_rmsnorm(") >= report["failed"]
+    assert (again["hits"], again["failed"]) == (report["compiled"], report["failed"])
+    assert retried["failed"] == report["failed"]
+    assert str(broken_checkout) not in retried_text
+
+
+def test_a_full_cache_directory_is_one_error(tmp_path):
+    (tmp_path / "cache").mkdir()
+    mount = f"mount -t tmpfs -o size=100k,mode=755 none {tmp_path}/cache"
+    inside = ["unshare", "--mount", "sh", "-c"]
+    if os.geteuid() != 0 or subprocess.run([*inside, mount], capture_output=True, check=False).returncode != 0:
+        pytest.skip("mounting a small file system needs root")
+    process = start(tmp_path, under=(*inside, f'{mount} && exec "$@"', "sh"))
+    error, text = finish(process, 4)
+
+    assert error["error"] == "CacheDirectoryError"
+    assert "No space left on device" in text
+
+
+def test_a_cache_directory_that_cannot_be_made_is_refused_before_compiling(tmp_path):
+    (tmp_path / "file").touch()
+    error, text = warm(tmp_path, code=4, JITSPARK_CACHE_DIR=str(tmp_path / "file" / "cache"))
+
+    assert error["error"] == "CacheDirectoryError"
+    assert "compiled" not in text
+
+
+def test_without_a_linker_one_error_says_so(tmp_path):
+    error, text = warm(tmp_path, code=5, PATH=str(tmp_path))
+
+    assert (error["error"], error["where"]) == ("ToolchainError", "linker")
+    assert "binutils" in text
+
+
+def test_without_a_compiler_one_error_says_so_and_hits_are_hits(tmp_path):
+    made, _ = warm(tmp_path)
+    hidden = tmp_path / "without_compiler"
+    hidden.mkdir()
+    (hidden / "sitecustomize.py").write_text(
+        "import importlib.metadata as m\n"
+        "find = m.distribution\n"
+        "def distribution(name):\n"
+        "    if name.startswith('nvidia-cutlass'):\n"
+        "        raise m.PackageNotFoundError(name)\n"
+        "    return find(name)\n"
+        "m.distribution = distribution\n"
+    )
+    path = f"{hidden}:{ROOT}"
+    runtime = os.environ.get("JITSPARK_RUNTIME_LIBRARY") or str(runtime_library())
+    there, _ = warm(tmp_path, PYTHONPATH=path, JITSPARK_RUNTIME_LIBRARY=runtime)
+    error, text = warm(
+        tmp_path, *SELECTION[:-1], "gated_residual_rmsnorm", code=5, PYTHONPATH=path, JITSPARK_RUNTIME_LIBRARY=runtime
+    )
+
+    assert there["hits"] == made["entries"]
+    assert (error["error"], error["where"]) == ("ToolchainError", "compiler")
+    assert "nvidia-cutlass-dsl" in text
+
+
+def runtime_library():
+    from jitspark.toolchain import runtime_library as installed
+
+    return installed()[0]
