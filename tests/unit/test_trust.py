@@ -94,7 +94,7 @@ def test_no_component_below_the_root_may_be_another_users(entry, depth):
 
 
 @as_root
-def test_a_root_that_is_swapped_after_its_first_check_is_noticed(entry, tmp_path):
+def test_a_root_that_is_swapped_after_its_first_check_is_noticed(entry):
     lookup = lookup_in(entry.layer)
     assert lookup.find(entry.key) is not None
     os.chown(entry.layer.root, NOBODY, NOBODY)
