@@ -31,8 +31,8 @@ def _tables(launches: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         head = [
             f"### TP {tp}, M = {num_tokens}",
             "",
-            "| part | MB | floor us | ours us (p10..p90) | / floor | fastest other | its us | its / ours | aim us |",
-            "|---|---|---|---|---|---|---|---|---|",
+            "| part | MB | floor us | ours us (p10..p90) | from L2 us | / floor | fastest other | its us | its / ours | aim us |",
+            "|---|---|---|---|---|---|---|---|---|---|",
         ]
         yield "\n".join([*head, *rows])
 
@@ -48,7 +48,8 @@ def _row(each: Mapping[str, Any]) -> str:
     )
     spread = f"{median:.2f} ({ours['p10_us']:.2f}..{ours['p90_us']:.2f})"
     size = f"{each['moved_bytes'] / 1e6:.2f} | {floor:.2f}"
-    return f"| {each['launch']['part']} | {size} | {spread} | {median / floor:.2f} | {other} | {aim} |"
+    warm = f"{each['warm_timings'][OURS]['median_us']:.2f}" if each["warm_timings"] else ""
+    return f"| {each['launch']['part']} | {size} | {spread} | {warm} | {median / floor:.2f} | {other} | {aim} |"
 
 
 def _layers(layers: Sequence[Mapping[str, Any]]) -> Iterator[str]:
