@@ -38,7 +38,7 @@ def draw(result: Mapping[str, Any], num_tokens: int, path: Path) -> None:
     axes.set_title(
         f"{about['gpu']}, M = {num_tokens}, medians in CUDA graphs, commit {about['commit'] or about['date']}"
     )
-    axes.legend(loc="upper left")
+    axes.legend(loc="lower right")
     figure.tight_layout()
     figure.savefig(path, dpi=110)
 

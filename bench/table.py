@@ -31,7 +31,7 @@ def _tables(launches: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         head = [
             f"### TP {tp}, M = {num_tokens}",
             "",
-            "| part | MB | floor us | ours us (p10..p90) | from L2 | / floor | fastest other | its us | its / ours | aim us |",
+            "| part | MB | floor us | ours us (p10..p90) | from L2 | / floor | fastest other | us | / ours | aim us |",
             "|---|---|---|---|---|---|---|---|---|---|",
         ]
         yield "\n".join([*head, *rows])
