@@ -115,7 +115,7 @@ def test_a_hostile_text_is_refused(text):
         read(sealed(text))
 
 
-@pytest.mark.parametrize("levels", [40, 60, 900, 5000, 50_000])
+@pytest.mark.parametrize("levels", [40, 250, 900, 5000, 50_000])
 def test_a_deep_recipe_under_the_digest_of_its_own_is_refused_without_a_crash(body, levels):
     """Whoever writes the directory's name may choose a recipe that matches it."""
     recipe = b'{"a":' + deep(levels) + b',"host":"x86_64-linux","kernel":"stub","target":"sm_90a"}'
