@@ -125,7 +125,6 @@ def _runtime_library(settings: Settings) -> str:
 
 def _symbols(settings: Settings) -> str:
     load_runtime_library(find_runtime_library(settings))
-    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]  # the ABI library imports it, to no use here
     import tvm_ffi
 
     missing = [symbol for symbol in NEEDED_SYMBOLS if not offers(symbol)]
