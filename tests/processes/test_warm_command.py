@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -20,7 +21,7 @@ SELECTION = ("--tp", "1", "--geometry", "tiny", "--target", "sm_90a", "--kernel"
 SLOTS = 2
 
 
-def start(folder, *options, root=ROOT, under=(), **environment):
+def start(folder, *options, root=ROOT, under=(), stderr=subprocess.PIPE, **environment):
     """A warm of its own; its cache, locks and temporary files lie in `folder`."""
     (folder / "tmp").mkdir(exist_ok=True)
     own = {
@@ -33,7 +34,7 @@ def start(folder, *options, root=ROOT, under=(), **environment):
     return subprocess.Popen(
         [*under, sys.executable, "-P", "-m", "jitspark", "warm", *(options or SELECTION), "--json"],
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stderr=stderr,
         text=True,
         env={**os.environ, **own, **environment},
     )
@@ -117,6 +118,24 @@ def test_a_second_warm_of_everything_takes_less_than_a_second_and_a_half(tmp_pat
         seconds.append(time.monotonic() - began)
 
     assert min(seconds) < 1.5, seconds
+
+
+def test_on_a_terminal_a_bar_counts_and_estimates(tmp_path):
+    ours, theirs = os.openpty()
+    process = start(tmp_path, stderr=theirs)
+    os.close(theirs)
+    shown = b""
+    with contextlib.suppress(OSError):  # the other end is closed
+        while piece := os.read(ours, 65536):
+            shown += piece
+    os.close(ours)
+    report = json.loads(process.communicate(timeout=300)[0].splitlines()[-1])
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
+
+    assert report["compiled"] == report["entries"]
+    assert f"{report['entries']}/{report['entries']}" in text
+    assert "compiled rmsnorm(" in text and " s left" in text
+    assert "\x1b[" in shown.decode() and "\r" in text
 
 
 def test_tp_sizes_that_share_keys_count_them_once(tmp_path):
