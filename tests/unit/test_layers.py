@@ -1,0 +1,155 @@
+"""Which layer serves, which one is written to, and what happens where there is none."""
+
+import os
+from pathlib import Path
+
+import pytest
+from stub_cache import fill, lookup_in, other_toolchain, settings_for, wanted
+
+from jitspark.key import toolchain_digest
+from jitspark.lookup import Lookup, open_roots
+from jitspark.settings import from_environment
+from jitspark.store import Layer, keys_in
+from jitspark.toolchain import own_toolchain
+
+ITEM = wanted(1)[0]
+
+
+def test_read_only_layers_serve_in_their_order_and_before_the_writable_one(entry, read_only):
+    first, second = read_only("first", [ITEM]), read_only("second", [ITEM])
+
+    assert lookup_in(first, second, entry.layer).find(ITEM.key).layer == first
+    assert lookup_in(second, first, entry.layer).find(ITEM.key).layer == second
+    assert lookup_in(entry.layer).find(ITEM.key).layer == entry.layer
+
+
+def test_this_process_own_toolchain_serves_before_any_other(entry, read_only):
+    image = read_only("image", [ITEM], other_toolchain())
+
+    assert lookup_in(image, entry.layer).find(ITEM.key).layer == entry.layer
+    assert lookup_in(image).find(ITEM.key).layer == image
+
+
+def test_of_other_toolchains_all_processes_choose_the_same(read_only):
+    toolchains = [other_toolchain(name) for name in ("a", "b", "c")]
+    layers = [read_only(t.distributions[0].name, [ITEM], t) for t in toolchains]
+    expected = min(toolchain_digest(t) for t in toolchains)
+
+    chosen = {lookup_in(*layers[turn:], *layers[:turn]).find(ITEM.key).toolchain for turn in range(3)}
+
+    assert chosen == {expected}
+
+
+def test_insisting_on_the_own_toolchain_takes_no_other(read_only, tmp_path):
+    image = read_only("image", [ITEM], other_toolchain())
+
+    assert lookup_in(image, settings=settings_for(None, tmp_path, toolchain="own")).find(ITEM.key) is None
+
+
+def test_a_process_without_a_compiler_takes_what_is_there(entry, monkeypatch):
+    monkeypatch.setattr("jitspark.lookup.own_toolchain", lambda: None)
+
+    assert lookup_in(entry.layer).find(ITEM.key).toolchain == toolchain_digest(own_toolchain())
+
+
+def state_of(root):
+    """Everything that writing would change."""
+    return {path: (path.lstat().st_mtime_ns, path.lstat().st_mode, path.lstat().st_ino) for path in root.rglob("*")}
+
+
+def test_a_read_only_root_sees_no_write_at_hits_misses_or_damage(read_only, tmp_path):
+    image = read_only("image", wanted(3))
+    damaged = next((image.root / "artifacts-v1").rglob("kernel.so"))
+    damaged.chmod(0o644)
+    damaged.write_bytes(b"damage")
+    before = state_of(image.root)
+    lookup = Lookup(settings_for(tmp_path / "cache", tmp_path, cache_path=(image.root,)))
+
+    found = [lookup.find(item.key, whole=True) for item in wanted(5)]
+
+    assert [entry is None for entry in found].count(True) == 3
+    assert state_of(image.root) == before
+
+
+def test_a_read_only_root_needs_nothing_but_its_entries(read_only):
+    image = read_only("image", [ITEM])
+    for name in ("staging", "quarantine", "failures", "ledger"):
+        if (image.root / name).exists():
+            (image.root / name).rmdir()
+
+    assert lookup_in(image).find(ITEM.key, whole=True) is not None
+
+
+def test_a_missing_read_only_root_is_said_once_and_the_rest_serves(entry, tmp_path, warnings):
+    settings = settings_for(entry.layer.root, tmp_path, cache_path=(tmp_path / "nowhere",))
+
+    assert [Lookup(settings).find(ITEM.key).layer.root for _ in range(3)] == [entry.layer.root] * 3
+    assert [str(tmp_path / "nowhere") in text for text in warnings()] == [True]
+
+
+def test_an_empty_cache_directory_setting_means_memory_only_with_one_warning(warnings):
+    settings = from_environment({"JITSPARK_CACHE_DIR": "", "HOME": "/"})
+
+    assert [open_roots(settings).writable for _ in range(3)] == [None] * 3
+    assert len(warnings()) == 1
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere; see tests/processes/test_filesystems.py")
+def test_a_cache_directory_that_cannot_be_written_to_means_memory_only_with_one_warning(tmp_path, warnings):
+    (tmp_path / "cache").mkdir(mode=0o555)
+
+    assert open_roots(settings_for(tmp_path / "cache", tmp_path)).writable is None
+    assert len(warnings()) == 1
+
+
+def test_a_cache_directory_that_is_a_file_means_memory_only_with_one_warning(tmp_path, warnings):
+    (tmp_path / "cache").write_text("not a folder")
+
+    assert open_roots(settings_for(tmp_path / "cache", tmp_path)).writable is None
+    assert len(warnings()) == 1
+
+
+@pytest.mark.parametrize("home", [None, "", "/nowhere/at/all", "/proc/self"])
+def test_without_a_usable_home_the_cache_lies_in_tmp_by_user_id(home):
+    environment = {} if home is None else {"HOME": home}
+
+    assert from_environment(environment).cache_dir == Path(f"/tmp/jitspark-{os.geteuid()}")
+
+
+def test_the_choice_of_tmp_is_said_once(tmp_path, monkeypatch, warnings):
+    monkeypatch.setattr("jitspark.lookup.os.geteuid", lambda: f"test-{tmp_path.name}")
+    fallback = Path(f"/tmp/jitspark-test-{tmp_path.name}")
+    monkeypatch.setattr("jitspark.lookup.root_problem", lambda *_: None)
+    try:
+        for _ in range(3):
+            open_roots(settings_for(fallback, tmp_path))
+    finally:
+        fallback.rmdir()
+
+    assert [str(fallback) in text for text in warnings()] == [True]
+
+
+def test_settings_never_ask_who_the_user_is(monkeypatch):
+    """A user id without a passwd entry, as containers have."""
+    monkeypatch.setattr("pwd.getpwuid", lambda _: (_ for _ in ()).throw(KeyError("no such user")))
+    monkeypatch.setattr("os.geteuid", lambda: 54321)
+
+    assert from_environment({}).cache_dir == Path("/tmp/jitspark-54321")
+
+
+def test_a_relative_cache_directory_stays_where_it_was(tmp_path, monkeypatch, templates):
+    monkeypatch.chdir(tmp_path)
+    fill(tmp_path / "cache", [ITEM], templates)
+    lookup = Lookup(settings_for(Path("cache"), tmp_path))
+    monkeypatch.chdir("/")
+
+    assert lookup.find(ITEM.key, whole=True) is not None
+
+
+def test_names_that_are_no_keys_are_passed_over(entry):
+    top = entry.layer.root / "artifacts-v1"
+    for name in ("x", "sm_90a", "a-b", ".. -x", "sm_90a-x86_64-linux/UPPER/" + "0" * 64):
+        (top / name / "stub" / "short").mkdir(parents=True)
+    (top / "a file").write_text("")
+
+    assert [key for key, _ in keys_in(Layer(entry.layer.root, writable=True))] == [entry.key]
