@@ -1,5 +1,6 @@
 """How a build's progress is shown: a bar with an estimate on a terminal, plain lines elsewhere."""
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -10,6 +11,8 @@ from jitspark.progress import Event
 
 # News comes every two seconds; nobody waits longer than five for a line.
 LINE_SECONDS = 3.0
+# The bar, the count, the time and the estimate: what a line leaves for the rest.
+OTHER_COLUMNS = 62
 
 
 class Estimate:
@@ -52,7 +55,8 @@ class PlainLines:
 
     def show(self, event: Event) -> None:
         left = _left(self._estimate.seconds_left(event))
-        if event.kind not in ("compiled", "failed") and self._clock() - self._last < LINE_SECONDS:
+        recent = event.kind not in ("compiled", "failed") and self._clock() - self._last < LINE_SECONDS
+        if recent or _ours(event):
             return
         self._last = self._clock()
         self._write(f"[{event.done}/{event.total}] {describe(event)}{left and f', {left}'}")
@@ -67,7 +71,7 @@ def describe(event: Event) -> str:
         return text
     if event.kind == "waiting":
         holder = event.holder
-        who = f"process {holder.pid} on {holder.node}, which works on {holder.what}" if holder else "another process"
+        who = f"process {holder.pid} on {holder.node} ({holder.what})" if holder else "another process"
         return f"waiting for {event.key}, held by {who}, for {event.seconds:.0f} s"
     return f"{text} ({event.key}) {event.seconds:.1f} s"
 
@@ -79,18 +83,25 @@ def bar() -> Iterator[Callable[[Event], None]]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
     from rich.table import Column
 
-    left_column = TextColumn("{task.fields[left]}", table_column=Column(no_wrap=True))
-    text = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis"))
-    columns = (BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(), left_column, text)
-    estimate = Estimate()
-    with Progress(*columns, console=Console(stderr=True), redirect_stdout=False) as progress:
+    left = TextColumn("{task.fields[left]}", table_column=Column(no_wrap=True))
+    text = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True))
+    columns = (BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(), left, text)
+    estimate, console = Estimate(), Console(stderr=True)
+    with Progress(*columns, console=console, redirect_stdout=False) as progress:
         task = progress.add_task("looking up", total=None, left="")
 
         def show(event: Event) -> None:
-            left = _left(estimate.seconds_left(event))
-            progress.update(task, total=event.total, completed=event.done, description=describe(event), left=left)
+            if not _ours(event):
+                text = describe(event)[: max(0, console.width - OTHER_COLUMNS)]
+                seconds = _left(estimate.seconds_left(event))
+                progress.update(task, total=event.total, completed=event.done, description=text, left=seconds)
 
         yield show
+
+
+def _ours(event: Event) -> bool:
+    """Whether this tells that a key waits for ourselves: the compile that it waits for is told too."""
+    return event.kind == "waiting" and event.holder is not None and event.holder.pid == os.getpid()
 
 
 def _left(seconds: float | None) -> str:
