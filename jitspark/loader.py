@@ -131,8 +131,8 @@ def sealed_memory_file(name: str, content: bytes) -> int:
 
 def spelling(sha256: str, descriptor: int) -> str:
     """A path to the descriptor whose text holds 64 bits of the digest, as "/" or "/." between its components."""
-    bits = f"{int(sha256[:16], 16):064b}"
-    return "/proc/self" + "".join("/." if bit == "1" else "/" for bit in bits) + f"/fd/{descriptor}"
+    bits = f"{int(sha256[:16], 16):064b}".replace("0", "/").replace("1", "/.")
+    return f"/proc/self{bits}/fd/{descriptor}"
 
 
 def _memory_name(sha256: str) -> str:
@@ -164,12 +164,12 @@ def _check_mappings(mapped: Iterable[tuple[Entry, ctypes.CDLL, int]]) -> None:
 
 def _memory_ranges() -> dict[str, list[tuple[int, int]]]:
     ranges: dict[str, list[tuple[int, int]]] = {}
-    with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
-        for line in maps:
-            _, mark, name = line.partition("/memfd:")
+    with open("/proc/self/maps", "rb") as maps:
+        for line in maps.read().splitlines():
+            before, mark, name = line.partition(b"/memfd:")
             if mark:
-                start, _, end = line.split(" ", 1)[0].partition("-")
-                ranges.setdefault(name.split(" ", 1)[0].strip(), []).append((int(start, 16), int(end, 16)))
+                start, end = before.split(b" ", 1)[0].split(b"-")
+                ranges.setdefault(name.split(b" ", 1)[0].decode(), []).append((int(start, 16), int(end, 16)))
     return ranges
 
 
