@@ -129,9 +129,11 @@ class Lookup:
 
     def _pass_over(self, layer: Layer, key: Key, toolchain: str, problem: EntryError) -> None:
         """A miss from now on. An entry that the system could not read may well be good: it is never set aside."""
+        if isinstance(problem.__cause__, FileNotFoundError):  # cleaned up while we looked
+            return
         unread = isinstance(problem.__cause__, OSError)
         fate = set_aside(layer, key, toolchain) if layer.writable and not unread else "stuck"
-        if fate == "gone":  # cleaned up, or replaced by a good one, while we looked
+        if fate == "gone":  # cleaned up, or replaced by a good one, since
             return
         what = "moved to quarantine" if fate == "moved" else "passed over"
         say_once(f"Bad cache entry {entry_directory(layer.root, key, toolchain)} ({what}): {problem.found}.")

@@ -81,23 +81,17 @@ class Entry:
             return in_folder(
                 layer.root, parts, lambda folder: _artifact(layer, folder, parts, self.record), trusted=layer.trusted
             )
-        except FileNotFoundError:
-            raise _gone(layer, parts) from None
+        except FileNotFoundError as problem:
+            raise EntryError(
+                where=self.where, found=f"no {ARTIFACT}", needed="a whole entry", remedy="It was removed; it is a miss."
+            ) from problem
 
 
 def _artifact(layer: Layer, folder: int, parts: tuple[str, ...], record: Record) -> bytes:
     where = place(layer.root, parts)
-    try:
-        content = read_file(folder, ARTIFACT, MAX_ARTIFACT_BYTES, where, trusted=layer.trusted)
-    except FileNotFoundError:
-        raise _gone(layer, parts) from None
+    content = read_file(folder, ARTIFACT, MAX_ARTIFACT_BYTES, where, trusted=layer.trusted)
     check_artifact(record, content, where)
     return content
-
-
-def _gone(layer: Layer, parts: tuple[str, ...]) -> EntryError:
-    remedy = "The entry is a miss; it was removed."
-    return EntryError(where=place(layer.root, parts), found=f"no {ARTIFACT}", needed="a whole entry", remedy=remedy)
 
 
 def entry_parts(key: Key, toolchain: str) -> tuple[str, ...]:
