@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from jitspark.errors import CompileError, JitsparkError
+from jitspark.key import Key
 from jitspark.settings import child_environment
 from jitspark.spec import Specialization
 
@@ -62,14 +63,15 @@ class CompilerChild:
         assert self._process.stdout is not None
         return self._process.stdout.fileno()
 
-    def ask(self, specialization: Specialization, target: str, directory: Path) -> None:
+    def ask(self, specialization: Specialization, key: Key, directory: Path) -> None:
         """Hand over a compile into `directory`. A child that is gone shows when its answer is read."""
         request = {
             "kernel": specialization.name,
             "axes": dict(specialization.axes),
             "dtypes": dict(specialization.dtypes),
             "statics": dict(specialization.statics),
-            "target": target,
+            "target": key.target,
+            "recipe": key.recipe,
             "directory": str(directory.absolute()),
         }
         self.compiles += 1

@@ -55,7 +55,7 @@ class Seat:
     def ask(self) -> None:
         """Hand the job to the child."""
         assert self.job is not None
-        self.child.ask(self.job.item.specialization, self.job.item.key.target, self.job.directory)
+        self.child.ask(self.job.item.specialization, self.job.item.key, self.job.directory)
 
 
 class Seats:

@@ -14,8 +14,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
-from jitspark.errors import JitsparkError
+from jitspark.errors import JitsparkError, SpecError
+from jitspark.key import recipe_of
 from jitspark.registry import load_spec
+from jitspark.spec import Specialization
 
 PR_SET_PDEATHSIG = 1
 
@@ -51,9 +53,21 @@ def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
             axes=request["axes"], dtypes=request["dtypes"], statics=request["statics"]
         )
         compiled = compile_specialization(specialization, request["target"], Path(request["directory"]))
+        _check_recipe(specialization, request)
     except JitsparkError as error:
         return error.to_json()
     return asdict(compiled)
+
+
+def _check_recipe(specialization: Specialization, request: Mapping[str, Any]) -> None:
+    """Refuse bytes that came from other sources than the key says. Looked at after they were imported, not before."""
+    if recipe_of(specialization, request["target"]).digest != request["recipe"]:
+        raise SpecError(
+            where=specialization.title(),
+            found="a spec or sources that changed after its key was made",
+            needed="files that stay as they are while kernels are compiled",
+            remedy="Run the command again.",
+        )
 
 
 if __name__ == "__main__":
