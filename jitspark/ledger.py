@@ -11,7 +11,7 @@ import logging
 import os
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -75,6 +75,25 @@ class TextDisk(diskcache.Disk):  # type: ignore[misc]
         if mode != diskcache.core.MODE_RAW or filename is not None or read:
             raise ValueError("a value that is no text")
         return _text(value)
+
+
+class _ImpatientCache(diskcache.Cache):  # type: ignore[misc]
+    """Opening a cache writes to it, and diskcache would try that for a minute while another process has it locked."""
+
+    @property
+    def _sql_retry(self) -> Callable[..., Any]:
+        deadline = time.monotonic() + WAIT_SECONDS
+
+        def execute(statement: str, *arguments: Any, **options: Any) -> Any:
+            while True:
+                try:
+                    return self._sql(statement, *arguments, **options)
+                except sqlite3.OperationalError as problem:
+                    if "locked" not in str(problem) or time.monotonic() > deadline:
+                        raise
+                    time.sleep(0.005)
+
+        return execute
 
 
 def _text(value: Any) -> str:
@@ -156,7 +175,7 @@ def _opened(layer: Layer) -> Iterator[Any]:
         raise OSError("a network file system")
     os.close(make_folder(layer.root, (LEDGER,), trusted=layer.trusted))
     # No eviction: the ledger is small, and what it forgets is for `prune` to say.
-    cache = diskcache.Cache(
+    cache = _ImpatientCache(
         str(layer.root / LEDGER), timeout=WAIT_SECONDS, disk=TextDisk, disk_min_file_size=2**30, cull_limit=0
     )
     try:
