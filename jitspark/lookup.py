@@ -4,6 +4,8 @@ The order is total and the same in every process, so ranks that see the same roo
 a miss: set aside where that is possible, passed over elsewhere, said once. A root is checked before its first use.
 """
 
+import ctypes
+import functools
 import logging
 import os
 from collections.abc import Iterable
@@ -140,8 +142,13 @@ class Lookup:
         if fate == "stuck":
             self._bad.add((layer.root, key, toolchain))
 
+    @functools.cached_property
+    def _runtime(self) -> ctypes.CDLL:
+        """Mapped once, before the first question whether an entry runs here."""
+        return load_runtime_library(find_runtime_library(self._settings))
+
     def _runs_here(self, entry: Entry) -> bool:
-        load_runtime_library(find_runtime_library(self._settings))
+        assert self._runtime is not None
         try:
             check_usable(entry)
         except EntryError as problem:
