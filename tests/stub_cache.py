@@ -134,7 +134,6 @@ class CacheUser:
             stderr=subprocess.PIPE,
             env=environment,
             text=True,
-            **task.pop("popen", {}),
         )
 
     def wait_ready(self):

@@ -26,7 +26,7 @@ from jitspark.toolchain import own_toolchain  # noqa: E402
 def settings_of(task):
     root = Path(task["root"]) if task["root"] else None
     changes = {"cache_path": tuple(Path(p) for p in task.get("read_only", ())), "compile": task.get("compile", "auto")}
-    changes |= {"compile_slots": task.get("slots", 2)}
+    changes |= {"compile_slots": task.get("slots", 2), "toolchain": task.get("accept", "any")}
     return settings_for(root, Path(task["folder"]), **changes)
 
 
@@ -39,10 +39,10 @@ def numbers(kernels):
     return [kernel.function() for kernel in kernels]
 
 
-def run(task, items, settings, command, events):
+def run(task, items, settings, command, on_event):
     started = time.monotonic()
     lookup = Lookup(settings, toolchain=other_toolchain(task["toolchain"]) if task.get("toolchain") else None)
-    report = build_module.build(items, lookup, settings, on_event=events.append, command=command)
+    report = build_module.build(items, lookup, settings, on_event=on_event, command=command)
     kernels = []
     if task.get("load", True) and not report.failed:
         kernels = Loader(settings).load([report.entries[item.key] for item in items])
@@ -63,9 +63,10 @@ def run(task, items, settings, command, events):
     }
 
 
-def told(event):
+def told(event, moment):
     holder = event.holder
-    return [event.kind, str(event.key), round(event.seconds, 2), holder and [holder.pid, holder.what]]
+    who = holder and [holder.pid, holder.what]
+    return [event.kind, str(event.key), round(event.seconds, 2), who, round(moment, 2)]
 
 
 def main():
@@ -82,12 +83,16 @@ def main():
     sys.stdout.write("ready\n")
     sys.stdout.flush()
     sys.stdin.readline()
-    events = []
+    if task.get("forbid_compiler"):
+        sys.modules["cutlass"] = None
+    events, started = [], time.monotonic()
     try:
-        report = run(task, items, settings_of(task), command, events)
+        report = run(
+            task, items, settings_of(task), command, lambda e: events.append(told(e, time.monotonic() - started))
+        )
     except JitsparkError as error:
         report = {"error": error.to_json()}
-    sys.stdout.write(json.dumps({**report, "events": [told(event) for event in events]}) + "\n")
+    sys.stdout.write(json.dumps({**report, "events": events}) + "\n")
 
 
 if __name__ == "__main__":
