@@ -14,6 +14,7 @@ from jitspark.errors import SpecError
 from jitspark.target import host_name
 
 if TYPE_CHECKING:  # a process that only loads makes no recipes: it need not import what they come from
+    from jitspark.constraints import Constraint
     from jitspark.spec import Specialization
     from jitspark.toolchain import Toolchain
 
@@ -109,10 +110,16 @@ def _spec_content(specialization: "Specialization") -> dict[str, Any]:
     return {
         "axes": {name: kind.value for name, kind in spec.axes.items()},
         "args": [{"kind": type(arg).__name__, **plain(arg, arg.name)} for arg in specialization.args],
-        "constraints": [{"kind": type(c).__name__, **plain(c, c.name)} for c in spec.constraints],
+        "constraints": [_constraint_content(c) for c in spec.constraints],
         "kernel": spec.kernel,
         "factory_arguments": specialization.factory_arguments(),
     }
+
+
+def _constraint_content(constraint: "Constraint") -> dict[str, Any]:
+    """The reason is for people: mending its text must not make every entry a miss."""
+    content = {name: item for name, item in plain(constraint, constraint.name).items() if name != "because"}
+    return {"kind": type(constraint).__name__, **content}
 
 
 def canonical(value: Any) -> bytes:
