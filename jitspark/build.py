@@ -12,6 +12,7 @@ from jitspark.key import Key, recipe_of
 from jitspark.loader import Kernel, Loader
 from jitspark.lookup import Lookup
 from jitspark.progress import Event, Progress, Wanted
+from jitspark.runtime_library import without_collecting
 from jitspark.settings import Settings
 from jitspark.share import compile_missing
 from jitspark.spec import Specialization
@@ -62,7 +63,8 @@ def build(
     """
     unique = {item.key: item for item in wanted}
     progress = Progress(lookup, on_event, len(unique))
-    missing = [item for item in unique.values() if not progress.settle_if_found(item)]
+    with without_collecting():
+        missing = [item for item in unique.values() if not progress.settle_if_found(item)]
     progress.missed.update(item.key for item in missing)
     if missing and settings.compile == "never":
         targets = ",".join(sorted({item.key.target for item in missing}))

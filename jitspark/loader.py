@@ -9,13 +9,14 @@ lies in its own memory file's mapping.
 
 import ctypes
 import fcntl
+import functools
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from jitspark.errors import EntryError, TargetError
-from jitspark.runtime_library import find_runtime_library, load_runtime_library, offers
+from jitspark.runtime_library import find_runtime_library, load_runtime_library, offers, without_collecting
 from jitspark.settings import Settings
 from jitspark.store import Entry
 from jitspark.target import CUDA_FLAVOUR, host_name
@@ -54,23 +55,28 @@ class Loader:
         fresh = {_identity(entry): entry for entry in entries if _identity(entry) not in self._loaded}
         if fresh:
             load_runtime_library(find_runtime_library(self._settings))
-            import tvm_ffi
-
-            mapped = [self._map(entry) for entry in fresh.values()]
-            _check_mappings(mapped)
-            for entry, library, address in mapped:
-                function = tvm_ffi.Function.__from_extern_c__(address, keep_alive_object=library)
-                self._loaded[_identity(entry)] = Kernel(entry, function, address)
+            with without_collecting():
+                self._load(list(fresh.values()))
         return [replace(self._loaded[_identity(entry)], entry=entry) for entry in entries]
 
-    def _map(self, entry: Entry) -> tuple[Entry, ctypes.CDLL, int]:
-        check_usable(entry)
-        library = map_artifact(entry.read_artifact(), entry.record.sha256)
-        symbol = getattr(library, entry.record.symbol, None)
-        address = ctypes.cast(symbol, ctypes.c_void_p).value if symbol is not None else None
-        if address is None:
-            raise _unusable(entry, f"no symbol {entry.record.symbol}", "an artifact that exports its kernel")
-        return entry, library, address
+    def _load(self, entries: Sequence[Entry]) -> None:
+        import tvm_ffi
+
+        mapped = [(entry, _map(entry)) for entry in entries]
+        _check_mappings(mapped)
+        for entry, address in mapped:
+            # No library to keep alive: what is mapped stays mapped for the life of the process.
+            function = tvm_ffi.Function.__from_extern_c__(address)
+            self._loaded[_identity(entry)] = Kernel(entry, function, address)
+
+
+def _map(entry: Entry) -> int:
+    """The address of the entry's kernel, in memory that is the entry's alone."""
+    check_usable(entry)
+    address = map_artifact(entry.read_artifact(), entry.record.sha256, entry.record.symbol)
+    if address is None:
+        raise _unusable(entry, f"no symbol {entry.record.symbol}", "an artifact that exports its kernel")
+    return address
 
 
 def _identity(entry: Entry) -> tuple[str, str]:
@@ -100,12 +106,15 @@ def check_usable(entry: Entry) -> None:
         raise _unusable(entry, f"a runtime without {', '.join(missing[:5])}", "the runtime ABI it was built for")
 
 
-def map_artifact(content: bytes, sha256: str) -> ctypes.CDLL:
-    """Map `content` from a sealed memory file; no descriptor stays open. Works on mounts that forbid execution."""
+def map_artifact(content: bytes, sha256: str, symbol: str) -> int | None:
+    """Map `content` from a sealed memory file, for good; the address of `symbol` in it, None when it has none.
+
+    No descriptor stays open. Works on mounts that forbid execution. Raises EntryError for what is no library.
+    """
     try:
         descriptor = sealed_memory_file(_memory_name(sha256), content)
         try:
-            return ctypes.CDLL(spelling(sha256, descriptor), mode=os.RTLD_NOW | os.RTLD_LOCAL)
+            return _find_symbol(spelling(sha256, descriptor), symbol)
         finally:
             os.close(descriptor)
     except OSError as problem:
@@ -115,6 +124,25 @@ def map_artifact(content: bytes, sha256: str) -> ctypes.CDLL:
             needed="a library that this system can map",
             remedy="Rebuild the entry on this host with `jitspark warm`.",
         ) from None
+
+
+@functools.cache
+def _dynamic_loader() -> ctypes.CDLL:
+    """The dynamic loader's own functions: `ctypes.CDLL` makes a class for each library, at half the cost of mapping."""
+    functions = ctypes.CDLL(None)
+    functions.dlopen.argtypes, functions.dlopen.restype = (ctypes.c_char_p, ctypes.c_int), ctypes.c_void_p
+    functions.dlsym.argtypes, functions.dlsym.restype = (ctypes.c_void_p, ctypes.c_char_p), ctypes.c_void_p
+    functions.dlerror.argtypes, functions.dlerror.restype = (), ctypes.c_char_p
+    return functions
+
+
+def _find_symbol(path: str, symbol: str) -> int | None:
+    loader = _dynamic_loader()
+    library = loader.dlopen(path.encode(), os.RTLD_NOW | os.RTLD_LOCAL)
+    if library is None:
+        raise OSError((loader.dlerror() or b"no reason given").decode(errors="replace"))
+    address: int | None = loader.dlsym(library, symbol.encode())
+    return address
 
 
 def sealed_memory_file(name: str, content: bytes) -> int:
@@ -153,10 +181,10 @@ def _write_all(descriptor: int, content: bytes) -> None:
         view = view[os.write(descriptor, view) :]
 
 
-def _check_mappings(mapped: Iterable[tuple[Entry, ctypes.CDLL, int]]) -> None:
+def _check_mappings(mapped: Iterable[tuple[Entry, int]]) -> None:
     """Each symbol lies in the mapping of its own memory file, or the dynamic loader gave us another kernel."""
     ranges = _memory_ranges()
-    for entry, _, address in mapped:
+    for entry, address in mapped:
         inside = ranges.get(_memory_name(entry.record.sha256), ())
         if not any(start <= address < end for start, end in inside):
             raise _unusable(entry, "a symbol outside its own mapping", "the kernel that the record describes")

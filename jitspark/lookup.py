@@ -17,7 +17,7 @@ from jitspark.folders import make_root, root_problem
 from jitspark.key import Key, toolchain_digest
 from jitspark.loader import check_usable
 from jitspark.notice import say_once
-from jitspark.runtime_library import find_runtime_library, load_runtime_library
+from jitspark.runtime_library import find_runtime_library, load_runtime_library, without_collecting
 from jitspark.settings import Settings
 from jitspark.store import Entry, Layer, entry_directory, may_hold, read_entry, set_aside, targets_of, toolchains_of
 from jitspark.toolchain import Toolchain, own_toolchain
@@ -104,6 +104,11 @@ class Lookup:
         others = {name for layer in layers for name in toolchains_of(layer, key)} - {self.own}
         found = (self._first(layers, key, name, whole=whole) for name in sorted(others))
         return next((entry for entry in found if entry is not None and self._runs_here(entry)), None)
+
+    def find_all(self, keys: Iterable[Key]) -> list[Entry | None]:
+        """`find` for each key: what a plan asks for in one go."""
+        with without_collecting():
+            return [self.find(key) for key in keys]
 
     def reject(self, entry: Entry, problem: EntryError) -> None:
         """Treat `entry` as bad from now on: its bytes turned out not to be what its record says."""

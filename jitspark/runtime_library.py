@@ -4,9 +4,12 @@ Finding it imports nothing of the compiler. It is known by its size and its whee
 would cost more than loading every kernel.
 """
 
+import contextlib
 import ctypes
 import functools
+import gc
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,6 +96,18 @@ def load_runtime_library(library: RuntimeLibrary) -> ctypes.CDLL:
         ) from None
 
 
+@contextlib.contextmanager
+def without_collecting() -> Iterator[None]:
+    """Importing and loading make objects that stay: searching them for garbage in between takes a tenth of the time."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
 def offers(symbol: str) -> bool:
     """Whether this process offers `symbol` to artifacts: the runtime ABI, asked before anything is mapped."""
     return hasattr(_global_scope(), symbol)
@@ -100,6 +115,7 @@ def offers(symbol: str) -> bool:
 
 @functools.cache
 def _global_scope() -> ctypes.CDLL:
-    import tvm_ffi  # noqa: F401 - half of the runtime ABI is its library's, global once it is imported
+    with without_collecting():
+        import tvm_ffi  # noqa: F401 - half of the runtime ABI is its library's, global once it is imported
 
     return ctypes.CDLL(None)

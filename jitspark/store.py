@@ -148,8 +148,8 @@ def may_hold(layer: Layer, key: Key) -> bool:
 def toolchains_of(layer: Layer, key: Key) -> list[str]:
     """Digests of the toolchains that have an entry for `key` in `layer`, in the order that all processes share."""
     with contextlib.suppress(OSError):
-        names = os.listdir(layer.root.joinpath(ARTIFACTS, *key.path.split("/")))
-        return sorted(name for name in names if len(name) == 64 and all(c in "0123456789abcdef" for c in name))
+        names = os.listdir(f"{layer.root}/{ARTIFACTS}/{key.path}")
+        return sorted(name for name in names if len(name) == 64 and not name.strip("0123456789abcdef"))
     return []
 
 

@@ -1,5 +1,6 @@
 """What an entry is for: GPU architectures, the CUDA flavour, and the host."""
 
+import functools
 import os
 import re
 
@@ -30,6 +31,7 @@ def target_of_capability(major: int, minor: int) -> str | None:
     return name if name in TARGETS else None
 
 
+@functools.cache
 def host_name() -> str:
     """The host an artifact built here is for, e.g. `x86_64-linux`: its host code is native code."""
     system = os.uname()

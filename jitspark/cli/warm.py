@@ -14,7 +14,7 @@ from cache_tools.table import table
 from jitspark.build import Report, build, note_uses
 from jitspark.cli.progress_display import shown_progress
 from jitspark.cli.selection import Selection, wanted_by
-from jitspark.errors import CacheDirectoryError, JitsparkError, MissingEntriesError
+from jitspark.errors import CacheDirectoryError, JitsparkError
 from jitspark.lookup import Lookup, Roots
 from jitspark.progress import Wanted
 from jitspark.settings import Settings
@@ -85,19 +85,16 @@ def _build(wanted: Sequence[Wanted], selection: Selection, options: Options, set
     if problem is not None and settings.compile != "never" and not all(lookup.find(item.key) for item in wanted):
         raise problem
     with _ended_by_signals(), shown_progress() as show:
-        try:
-            report = build(
-                wanted,
-                lookup,
-                settings,
-                jobs=options.jobs,
-                retry=options.retry,
-                must_publish=True,
-                on_event=show,
-            )
-        except MissingEntriesError as error:
-            remedy = f"Run `{selection.warm_command()}` where compiling is allowed."
-            raise MissingEntriesError(**{**error.fields(), "remedy": remedy}) from None
+        report = build(
+            wanted,
+            lookup,
+            settings,
+            jobs=options.jobs,
+            retry=options.retry,
+            must_publish=True,
+            warm_command=selection.warm_command(),
+            on_event=show,
+        )
     note_uses(report, lookup)
     return report
 

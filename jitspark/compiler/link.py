@@ -1,6 +1,5 @@
 """From an object file to the artifact, and what the artifact says about itself."""
 
-import ctypes
 import hashlib
 import re
 import subprocess
@@ -57,10 +56,10 @@ def signature(artifact: Path, kernel: str) -> str:
     load_runtime_library(installed_runtime_library())
     # from memory, as a serving process does: the directory may forbid execution
     content = artifact.read_bytes()
-    library = map_artifact(content, hashlib.sha256(content).hexdigest())
-    address = ctypes.cast(getattr(library, f"__tvm_ffi_{kernel}"), ctypes.c_void_p).value
+    address = map_artifact(content, hashlib.sha256(content).hexdigest(), f"__tvm_ffi_{kernel}")
+    assert address is not None, "the version script exports it"
     try:
-        tvm_ffi.Function.__from_extern_c__(address, keep_alive_object=library)()
+        tvm_ffi.Function.__from_extern_c__(address)()
     except TypeError as refusal:
         return signature_in(str(refusal))
     raise AssertionError(f"{kernel} accepted a call without arguments")
