@@ -13,12 +13,12 @@ from bench.workload import build, rotation_bytes
 LAYERS = 12
 PARTS = (  # in the step's order
     "backbone FFN to next layer",
-    "qkv+gate",
+    "qkv_gate",
     "qk append, RoPE",
     "o_proj",
     "backbone attention to FFN",
-    "pooler shard",
-    "unpooler shard",
+    "pooler_shard",
+    "unpooler_shard",
 )
 
 Kernel = Callable[..., Any]
@@ -32,7 +32,7 @@ def measure_layer(
     `found` are the parts' own measurements at one TP and M, `kernels` our functions by recipe. None when a part is
     missing. Launches are in the step's order but use their own buffers; experts and attention are left out.
     """
-    parts = {each.launch["part"]: each for each in found if OURS in each.timings}
+    parts = {each.launch["part"].partition(" / ")[0]: each for each in found if OURS in each.timings}
     chosen = [parts[name] for name in PARTS if name in parts]
     if len(chosen) < len(PARTS):
         print(

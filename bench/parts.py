@@ -81,30 +81,15 @@ def part_name(specialization: Specialization, deployment: Deployment) -> str:
 
 
 def _projection_name(specialization: Specialization, deployment: Deployment) -> str:
-    axes = specialization.axes
-    shape = (axes["weight_rows"], axes["in_features"])
-    names = [name for name, size in _projections(deployment).items() if size == shape]
-    return " / ".join(names) or "projection"
+    from kernel_specs.skinny_gemm_bf16.spec import projections
 
-
-def _projections(deployment: Deployment) -> dict[str, tuple[int, int]]:
-    """Weight rows and columns of a rank's projections."""
-    backbone, draft, tp = deployment.backbone, deployment.draft, deployment.tp
-    hidden, experts = backbone.hidden_size, backbone.experts.moe_hidden_size
-    return {
-        "qkv+gate": (backbone.attention.qkv_gate_width(tp), hidden),
-        "o_proj": (hidden, backbone.attention.query_width(tp)),
-        "pooler": (experts, hidden),
-        "pooler shard": (experts // tp, hidden),
-        "unpooler": (hidden, experts),
-        "unpooler shard": (hidden // tp, experts),
-        "lm_head": (backbone.vocab_rows(tp), hidden),
-        "draft gate_up": (2 * draft.intermediate_width(tp), draft.hidden_size),
-        "draft down": (draft.hidden_size, draft.intermediate_width(tp)),
-        "draft fc": (draft.hidden_size, draft.fc_width),
-        "draft fc shard": (draft.hidden_size // tp, draft.fc_width),
-        "draft Markov w2": (draft.vocab_rows(tp), draft.markov_rank),
-    }
+    chosen = {**specialization.axes, **specialization.statics}
+    names = [
+        name
+        for name, projection in projections(deployment).items()
+        if all(chosen[field] == value for field, value in asdict(projection).items())
+    ]
+    return " / ".join(names)
 
 
 def _boundary_name(specialization: Specialization) -> str:
