@@ -50,7 +50,7 @@ def _first_present(candidates: list[RuntimeLibrary]) -> RuntimeLibrary:
             where="runtime library",
             found=f"no {LIBRARY}",
             needed=f"the {CUDA_FLAVOUR} runtime library of nvidia-cutlass-dsl",
-            remedy=f"Install nvidia-cutlass-dsl-libs-{CUDA_FLAVOUR}, or set JITSPARK_RUNTIME_LIBRARY to the file's path.",
+            remedy=f"Install nvidia-cutlass-dsl-libs-{CUDA_FLAVOUR}, or name the file in JITSPARK_RUNTIME_LIBRARY.",
         )
     return _checked(found)
 
