@@ -50,7 +50,7 @@ def measure_layer(
         ]
         for name, whos in ((OURS, ours), ("baselines", others))
     }
-    chains = {name: chain(calls, 4 * len(calls)) for name, calls in sequences.items()}
+    chains = {name: chain(calls, 4 * len(calls), kinds=len(PARTS)) for name, calls in sequences.items()}
     timings = time_chains(chains, 4 * LAYERS, replays)
     return {
         "parts": list(PARTS),

@@ -31,9 +31,12 @@ def launches_for(calls: int, estimate_us: float) -> int:
     return rounds * calls
 
 
-def chain(calls: Sequence[Call], launches: int) -> Callable[[], None]:
-    """A replay of `launches` launches, which go over `calls` in turn. Runs each once before it captures."""
-    for call in calls:
+def chain(calls: Sequence[Call], launches: int, kinds: int = 1) -> Callable[[], None]:
+    """A replay of `launches` launches, which go over `calls` in turn.
+
+    The first `kinds` calls, one of each function, run before the capture, so that nothing is compiled within it.
+    """
+    for call in calls[:kinds]:
         call()
     torch.cuda.synchronize()
 
