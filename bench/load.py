@@ -20,7 +20,7 @@ from typing import Any
 from jitspark.key import Key
 from jitspark.lookup import open_roots
 from jitspark.settings import from_environment
-from jitspark.store import keys_in
+from jitspark.store import keys_in, read_entry
 from jitspark.toolchain import runtime_library
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -64,9 +64,14 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _keys() -> list[Key]:
-    """The first 64 keys of the configured cache, one target after the other."""
-    layers = open_roots(from_environment()).layers
-    return sorted({key for layer in layers for key, _ in keys_in(layer)})[:KERNELS]
+    """The first 64 keys of the configured cache whose artifacts differ: equal ones are loaded once."""
+    artifacts: dict[str, Key] = {}
+    for layer in open_roots(from_environment()).layers:
+        for key, toolchain in keys_in(layer):
+            entry = read_entry(layer, key, toolchain)
+            if entry is not None:
+                artifacts.setdefault(entry.record.sha256, key)
+    return sorted(set(artifacts.values()))[:KERNELS]
 
 
 def _ours(python: str, keys: Sequence[Key], folder: Path) -> tuple[list[str], dict[str, str]]:
