@@ -130,9 +130,10 @@ def _serving(num_tokens: int, candidates: Sequence[Specialization]) -> Specializ
 
 def _splits_rows_for(specialization: Specialization, num_tokens: int) -> bool:
     """Whether it splits its rows as the specs choose for so many tokens; true of kernels that split none."""
-    if not specialization.statics.keys() >= ROW_SPLIT:
+    hidden_size = specialization.axes.get("hidden_size")
+    if hidden_size is None or not specialization.statics.keys() >= ROW_SPLIT:
         return True
-    wanted = row_split(specialization.axes["hidden_size"], num_tokens)
+    wanted = row_split(hidden_size, num_tokens)
     return all(specialization.statics[name] == value for name, value in wanted.items())
 
 
