@@ -60,7 +60,7 @@ def small_cases():
             yield pytest.param(spec, case, id=f"{spec.name}-{i}")
 
 
-@pytest.mark.parametrize(("spec", "case"), small_cases())
+@pytest.mark.parametrize(("spec", "case"), list(small_cases()))
 def test_a_reference_in_place_of_its_kernel_passes(spec, case):
     outcome = check(spec, case)
 
