@@ -183,6 +183,7 @@ def test_every_part_of_a_toolchain_changes_its_digest(at):
 @pytest.fixture
 def tree(tmp_path):
     """A copy of the kernels' sources, to edit."""
+    kernel_sources.__globals__["_read"].cache_clear()
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "kernel_specs", tmp_path / "kernel_specs", ignore=ignored)
     return tmp_path

@@ -96,7 +96,7 @@ def test_a_build_with_any_step_failing_ends_with_the_entry_or_one_typed_error(la
             return type(problem).__name__
 
     seen = set()
-    for number in range(1, 120, 3):
+    for number in range(1, 120, 5):
         shutil.rmtree(layer.root)
         layer.root.mkdir()
         result, _ = failed_at(typed, number, error)

@@ -26,9 +26,9 @@ from jitspark.lock import Lock, keys_folder
 from jitspark.lookup import Lookup
 from jitspark.store import Layer, put
 
-COUNT, SECONDS, SLOTS = 40, 0.15, 2
-# Keys times time over slots is the least that the work can take. Measured: 1.1 to 1.2 of it on a quiet machine; the
-# rest is room for one that others use too.
+COUNT, SECONDS, SLOTS = 40, 0.1, 2
+# Keys times time over slots is the least that the work can take; see docs/cache_figures.md for what is measured. The
+# rest is room for a machine that others use too.
 WALL_LIMIT = 2.5
 
 
