@@ -30,7 +30,7 @@ Boundary = dict[str, Static]
 
 def statics(hidden_size: int, num_tokens: int, boundary: Boundary) -> dict[str, Static]:
     """All statics for a boundary: what it computes, and how rows are split when there are so many of them."""
-    return boundary | row_split(hidden_size, num_tokens)
+    return {**boundary, **row_split(hidden_size, num_tokens)}
 
 
 def _boundary(
