@@ -67,6 +67,21 @@ def open_folder(root: Path, parts: tuple[str, ...], *, trusted: bool = False) ->
     return folder
 
 
+def is_fit(root: Path, parts: tuple[str, ...], name: str, *, trusted: bool) -> bool:
+    """Whether `name` in the folder `parts` below `root` is a regular file that is there and may be trusted."""
+    if root_problem(root, trusted) is not None:
+        return False
+    try:
+        folder = open_folder(root, parts, trusted=trusted)
+        try:
+            state = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        finally:
+            os.close(folder)
+    except (OSError, EntryError):
+        return False
+    return stat.S_ISREG(state.st_mode) and (trusted or _distrust(state) is None)
+
+
 def make_folder(root: Path, parts: tuple[str, ...], *, trusted: bool = False) -> int:
     """As `open_folder`, but folders that are missing below `root` are made."""
     folder = os.open(root, _FOLDER)

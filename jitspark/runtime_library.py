@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jitspark.errors import ToolchainError
+from jitspark.folders import is_fit
 from jitspark.settings import Settings
 from jitspark.target import CUDA_FLAVOUR
 
@@ -32,6 +33,8 @@ class RuntimeLibrary:
 
 def find_runtime_library(settings: Settings) -> RuntimeLibrary:
     """The runtime library to use: the one that the settings name, else the installed one, else one in a cache root.
+
+    Mapping it runs its code, so in a cache root it counts only if nobody else may have put it there.
 
     Raises ToolchainError when there is none, or when its size is not what its RECORD says.
     """
@@ -66,8 +69,9 @@ def _candidates(settings: Settings) -> list[RuntimeLibrary]:
     if settings.runtime_library is not None:
         return [RuntimeLibrary(settings.runtime_library, CUDA_FLAVOUR, None)]
     roots = [*settings.cache_path, *([settings.cache_dir] if settings.cache_dir else [])]
-    beside = [RuntimeLibrary(root / RUNTIME / CUDA_FLAVOUR / LIBRARY, CUDA_FLAVOUR, None) for root in roots]
-    return _installed() + beside
+    folders = (RUNTIME, CUDA_FLAVOUR)
+    fit = (root for root in roots if is_fit(root, folders, LIBRARY, trusted=settings.trust_writable_roots))
+    return _installed() + [RuntimeLibrary(root.joinpath(*folders, LIBRARY), CUDA_FLAVOUR, None) for root in fit]
 
 
 def _checked(library: RuntimeLibrary) -> RuntimeLibrary:

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from stub_cache import artifact_of, fill, lookup_in, record_of, settings_for, wanted
 
-from jitspark.errors import CacheDirectoryError, EntryError
+from jitspark.errors import CacheDirectoryError, EntryError, ToolchainError
 from jitspark.folders import make_root, root_problem
 from jitspark.lookup import Lookup, open_roots
+from jitspark.runtime_library import find_runtime_library
 from jitspark.staging import staging
 from jitspark.store import ARTIFACT, RECORD, Layer, put, read_entry, set_aside
 
@@ -155,6 +156,44 @@ def test_modes_do_not_depend_on_the_umask(tmp_path, templates, umask):
     folders = {stat.S_IMODE(path.stat().st_mode) for path in below if path.is_dir()}
     files = {stat.S_IMODE(path.stat().st_mode) for path in below if path.is_file()}
     assert (folders, files) == ({0o755}, {0o444})
+
+
+@pytest.fixture
+def library(tmp_path, monkeypatch):
+    """A runtime library in a cache root, where none is installed."""
+    monkeypatch.setattr("jitspark.runtime_library._installed", list)
+    path = tmp_path / "cache" / "runtime-v1" / "cu13" / "libcute_dsl_runtime.so"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"library")
+    return path
+
+
+def library_found(tmp_path, **changes):
+    try:
+        return find_runtime_library(settings_for(None, tmp_path, cache_path=(tmp_path / "cache",), **changes)).path
+    except ToolchainError:
+        return None
+
+
+def test_a_runtime_library_in_a_cache_root_is_found(library, tmp_path):
+    assert library_found(tmp_path) == library
+
+
+@pytest.mark.parametrize("depth", range(4))
+def test_a_runtime_library_that_others_may_change_is_not_mapped(library, tmp_path, depth):
+    (library, *library.parents)[depth].chmod(0o777)
+
+    assert library_found(tmp_path) is None
+    assert library_found(tmp_path, trust_writable_roots=True) == library
+
+
+@pytest.mark.parametrize("depth", range(3))
+def test_a_runtime_library_behind_a_link_is_not_mapped(library, tmp_path, depth):
+    path = (library, *library.parents)[depth]
+    path.rename(tmp_path / "real")
+    path.symlink_to(tmp_path / "real")
+
+    assert library_found(tmp_path) is None
 
 
 def test_the_fallback_below_tmp_is_owner_checked():
