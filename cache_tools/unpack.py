@@ -12,7 +12,7 @@ from typing import IO
 
 from cache_tools.archive import RUNTIME_LIBRARY, RUNTIME_MEMBER, read_members
 from jitspark.errors import EntryError, PackError
-from jitspark.folders import cannot_write
+from jitspark.folders import FILE_MODE, cannot_write, make_folder, sync
 from jitspark.key import Key
 from jitspark.record import Record, check_artifact, record_from_bytes
 from jitspark.staging import staging
@@ -51,7 +51,7 @@ def unpack(file: Path, layer: Layer) -> Unpacked:
         for each in fresh:
             publish(root, each.key, each.record, each.directory, trusted=layer.trusted)
         for path in runtime:
-            _publish_runtime(path, root / path.relative_to(folder), root)
+            _publish_runtime(path, path.relative_to(folder), layer)
     return Unpacked(len(fresh), len(staged) - len(fresh))
 
 
@@ -118,16 +118,22 @@ def _write(path: Path, content: bytes, root: Path) -> Path:
     return path
 
 
-def _publish_runtime(staged: Path, final: Path, root: Path) -> None:
-    """Give a runtime library its place, unless one of equal content has it."""
+def _publish_runtime(staged: Path, place: Path, layer: Layer) -> None:
+    """Give a runtime library its place below the root, unless one of equal content has it."""
+    final = layer.root / place
     try:
         if final.is_file() and not final.is_symlink() and final.read_bytes() == staged.read_bytes():
             return
-        staged.chmod(0o444)
-        final.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        os.replace(staged, final)
+        sync(staged, FILE_MODE)
+        folder = make_folder(layer.root, place.parent.parts, trusted=layer.trusted)
+        try:
+            os.replace(staged, final.name, dst_dir_fd=folder)
+        finally:
+            os.close(folder)
+    except EntryError as problem:
+        raise cannot_write(layer.root, OSError(f"{problem.where}: {problem.found}")) from problem
     except OSError as problem:
-        raise cannot_write(root, problem) from problem
+        raise cannot_write(layer.root, problem) from problem
 
 
 def _bad(where: str, found: str, needed: str) -> PackError:
