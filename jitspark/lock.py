@@ -34,6 +34,14 @@ class Holder:
         """False for a process of this node that is gone: it was killed before it could say that it had let go."""
         return self.node != os.uname().nodename or os.path.exists(f"/proc/{self.pid}")
 
+    def is_stuck(self) -> bool:
+        """Whether the holder is stopped, or hangs in a system call: it may never free what it holds."""
+        try:
+            state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except (OSError, IndexError):
+            return False
+        return state in ("T", "t", "D")
+
 
 class Lock:
     """A held or free lock on `path`. The operating system frees it when its holder dies."""

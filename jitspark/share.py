@@ -131,8 +131,11 @@ class _Share:
                 undo.pop_all()
 
     def _slot(self) -> Lock | None:
-        slot = self._place.locks.try_slot("compiling")
-        return self._place.locks.slot(0) if slot is None and self._impatient() else slot
+        locks = self._place.locks
+        slot = locks.try_slot("compiling")
+        if slot is None and self._impatient() and any(holder.is_stuck() for holder in locks.slot_holders()):
+            return locks.slot(0)  # not ours; others that work through long lists are waited for
+        return slot
 
     def _next_job(self, free: list[Wanted]) -> Job | None:
         """The first free key that nobody holds, locked; `free` loses what is taken or settled."""

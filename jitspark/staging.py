@@ -117,8 +117,8 @@ def remove(path: Path) -> None:
 def _aged(folder: Path, now: float, prefix: str = "") -> Iterator[tuple[Path, float]]:
     """What lies in `folder`, is this user's and bears the prefix, with its age in seconds since it was last moved."""
     with contextlib.suppress(OSError):
-        for name in sorted(os.listdir(folder)):
+        for name in sorted(name for name in os.listdir(folder) if name.startswith(prefix)):
             with contextlib.suppress(OSError):
                 state = os.lstat(folder / name)
-                if name.startswith(prefix) and state.st_uid == os.geteuid() and not stat.S_ISLNK(state.st_mode):
+                if state.st_uid == os.geteuid() and not stat.S_ISLNK(state.st_mode):
                     yield folder / name, now - state.st_ctime
