@@ -1,6 +1,9 @@
 """Fixtures of cache tests, imported by the conftest of each folder that has some."""
 
 import logging
+import os
+import tempfile
+from pathlib import Path
 
 import pytest
 from stub_cache import fill, make_templates, wanted
@@ -13,6 +16,16 @@ from jitspark.store import Layer
 def templates(tmp_path_factory):
     """The folder with the stub kernels' templates."""
     return make_templates(tmp_path_factory.mktemp("templates"))
+
+
+@pytest.fixture
+def memory_path(tmp_path):
+    """A folder in memory, where forcing files to disk costs nothing; the test's own folder where there is none."""
+    if not os.access("/dev/shm", os.W_OK):
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(prefix="jitspark-test-", dir="/dev/shm", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
 
 
 @pytest.fixture

@@ -34,9 +34,9 @@ def entries(layer):
 
 
 @pytest.fixture
-def layer(tmp_path):
-    (tmp_path / "cache").mkdir()
-    return Layer(tmp_path / "cache", writable=True)
+def layer(memory_path):
+    (memory_path / "cache").mkdir()
+    return Layer(memory_path / "cache", writable=True)
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=errno.errorcode.get)
@@ -210,7 +210,7 @@ def as_nobody(action):
 def passable(path):
     """Let other users through to a test's folder."""
     for folder in (path, *path.parents):
-        if str(folder) not in ("/", "/tmp"):
+        if str(folder) not in ("/", "/tmp", "/dev", "/dev/shm"):
             folder.chmod(0o755)
 
 
@@ -218,6 +218,7 @@ def passable(path):
 def test_another_user_hits_roots_entries_and_keeps_the_rest_in_memory(tmp_path, layer, templates):
     fill(layer.root, [ITEM], templates)
     passable(tmp_path)
+    passable(layer.root)
     settings = settings_for(layer.root, tmp_path, cache_path=(layer.root,))
 
     def look():
@@ -232,6 +233,7 @@ def test_another_user_hits_roots_entries_and_keeps_the_rest_in_memory(tmp_path, 
 def test_an_entry_that_another_user_may_not_read_is_a_miss(tmp_path, layer, templates, mode):
     entry = fill(layer.root, [ITEM], templates)[0]
     passable(tmp_path)
+    passable(layer.root)
     entry.directory.chmod(mode)
 
     assert as_nobody(lambda: lookup_in(Layer(layer.root, writable=False)).find(ITEM.key, whole=True)) == "None"
@@ -241,6 +243,7 @@ def test_an_entry_that_another_user_may_not_read_is_a_miss(tmp_path, layer, temp
 @as_root
 def test_publishing_where_another_user_may_not_write_says_so(tmp_path, layer, templates):
     passable(tmp_path)
+    passable(layer.root)
     content = artifact_of(ITEM, templates)
     record = record_of(ITEM, content)
 

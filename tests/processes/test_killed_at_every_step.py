@@ -40,9 +40,9 @@ def leftovers(layer):
 
 
 @pytest.fixture
-def layer(tmp_path):
-    (tmp_path / "cache").mkdir()
-    return Layer(tmp_path / "cache", writable=True)
+def layer(memory_path):
+    (memory_path / "cache").mkdir()
+    return Layer(memory_path / "cache", writable=True)
 
 
 def emptied(layer):
