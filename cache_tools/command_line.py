@@ -15,18 +15,20 @@ LOG_LINES = 12
 def run(app: Callable[..., Any], arguments: list[str], name: str) -> None:
     """Call a typer `app` and exit. An error is one text and its exit code; `--traceback`, anywhere, shows the rest."""
     traceback = "--traceback" in arguments
+
+    def tell(text: str) -> None:
+        if traceback:
+            sys.excepthook(*sys.exc_info())
+        say(f"{name}: {text}")
+
     _log_to_standard_error()
     try:
         app(args=[each for each in arguments if each != "--traceback"], prog_name=name)
     except JitsparkError as error:
-        if traceback:
-            raise
-        say(f"{name}: {error_text(error)}")
+        tell(error_text(error))
         sys.exit(error.exit_code)
     except OSError as problem:
-        if traceback:
-            raise
-        say(f"{name}: {problem.filename or 'system'}: {problem.strerror or problem}")
+        tell(f"{problem.filename or 'system'}: {problem.strerror or problem}")
         sys.exit(JitsparkError.exit_code)
 
 

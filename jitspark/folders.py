@@ -103,9 +103,12 @@ def make_root(root: Path, mode: int = FOLDER_MODE) -> None:
     """Make `root` and the folders above it that are missing."""
     for folder in (*reversed(root.parents), root):
         if not folder.is_dir():
-            with contextlib.suppress(FileExistsError):
+            try:
                 os.mkdir(folder, mode)
                 os.chmod(folder, mode)
+            except FileExistsError:
+                if not folder.is_dir():  # else somebody was quicker
+                    raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder)) from None
 
 
 def _step(folder: int, root: Path, parts: tuple[str, ...]) -> int:

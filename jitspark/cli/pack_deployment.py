@@ -17,5 +17,6 @@ def pack_deployment(file: Path, selection: Selection, settings: Settings, *, wit
     found = {key: entries_of(key, layers) for key in keys}
     missing = [key for key in keys if not found[key]]
     if missing:
-        raise missing_entries(missing, "an entry for every key", f"Run `{selection.warm_command()}` first.")
+        remedy = f"Run `{selection.warm_command()}` first."
+        raise missing_entries(missing, needed="an entry for every key", remedy=remedy)
     write_pack(file, [entry for key in keys for entry in found[key]], settings, with_runtime=with_runtime)

@@ -136,10 +136,13 @@ def test_a_bad_variable_ends_with_two(command, monkeypatch):
     assert "JITSPARK_COMPILE" in err and "sometimes" in err
 
 
-@pytest.mark.usefixtures("command")
-def test_a_traceback_is_shown_only_when_asked_for():
-    with pytest.raises(UsageError):
-        run(app, ["warm", "--tp", "x", "--traceback"], "jitspark")
+@pytest.mark.parametrize("asked", [(), ("--traceback",)])
+def test_a_traceback_is_shown_only_when_asked_for_and_changes_no_exit_code(command, asked):
+    status, _, err = command("warm", "--tp", "x", *asked)
+
+    assert status == UsageError.exit_code
+    assert ("parse_tp" in err) == bool(asked)  # where it was raised
+    assert err.endswith("jitspark: --tp: found 'x'; needed TP sizes such as 8 or 8,16. Correct --tp.\n")
 
 
 def test_a_dry_run_lists_every_key_and_writes_nothing(command, tmp_path):
@@ -188,11 +191,21 @@ def test_pack_and_unpack_through_the_command_line(command, tmp_path, monkeypatch
     assert [path.name[:7] for path in (tmp_path / "second/artifacts-v1").iterdir()] == ["sm_100a"]
 
 
+@pytest.mark.parametrize("verb", [("warm", "--tp", "1", "--geometry", "tiny"), ("prune",)])
+def test_a_cache_directory_that_is_a_file_is_called_that(command, tmp_path, verb):
+    (tmp_path / "cache").write_bytes(b"")
+    status, _, err = command(*verb)
+
+    assert status == 4
+    assert f"cache directory {tmp_path}/cache: found Not a directory;" in err
+
+
 def test_a_deployment_with_missing_entries_is_not_packed(command, tmp_path):
     status, _, err = command("pack", str(tmp_path / "x.tar"), "--tp", "1", "--geometry", "tiny", "--target", "sm_90a")
 
     assert status == 7
-    assert "`jitspark warm --tp 1 --target sm_90a --geometry tiny`" in err
+    assert re.search(r"cache: found \d+ missing: .*\); needed an entry for every key\. Run `", err)
+    assert err.endswith("Run `jitspark warm --tp 1 --target sm_90a --geometry tiny` first.\n")
     assert not (tmp_path / "x.tar").exists()
 
 
