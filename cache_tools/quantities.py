@@ -11,7 +11,7 @@ _QUANTITY = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?) ?([A-Za-z]*)\Z")
 
 def parse_size(text: str, where: str) -> int:
     """Bytes: `2GB`, `500MiB`, `0`. Raises UsageError."""
-    return int(_parse(text.upper(), _SIZES, where, "a size such as 2GB or 500MiB"))
+    return int(_parse(text, _SIZES, where, "a size such as 2GB or 500MiB"))
 
 
 def parse_age(text: str, where: str) -> float:
@@ -21,6 +21,8 @@ def parse_age(text: str, where: str) -> float:
 
 def _parse(text: str, units: dict[str, int], where: str, needed: str) -> float:
     found = _QUANTITY.match(text)
-    if not found or found[2] not in units:
+    # sizes in either case; an age's unit is lower case
+    unit = next((each for each in (found[2], found[2].upper()) if each in units), None) if found else None
+    if found is None or unit is None:
         raise UsageError(where=where, found=repr(text[:80]), needed=needed, remedy="Correct the value.")
-    return float(found[1]) * units[found[2]]
+    return float(found[1]) * units[unit]

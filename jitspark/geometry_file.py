@@ -23,6 +23,8 @@ def read(path: Path, shown: str) -> dict[str, Any]:
     try:
         if path.is_file():
             return tomllib.loads(path.read_text(encoding="utf-8"))
+        if path.exists():
+            found = "something that is no file"
     except OSError as error:
         found, remedy = f"an unreadable file ({error.strerror})", "Make the file readable."
     except (ValueError, RecursionError) as error:  # bad TOML, bad UTF-8, absurd numbers or nesting

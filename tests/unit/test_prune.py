@@ -248,7 +248,7 @@ def test_ages(text, seconds):
 
 @pytest.mark.parametrize("text", ["", "GB", "-1GB", "2XB", "1e9", "inf", "nan", "2 GB GB", "9" * 40])
 def test_what_is_no_quantity_is_refused(text):
-    with pytest.raises(UsageError):
-        parse_size(text, "--max-size")
-    with pytest.raises(UsageError):
-        parse_age(text, "--unused-for")
+    for parse in (parse_size, parse_age):
+        with pytest.raises(UsageError) as refused:
+            parse(text, "--option")
+        assert refused.value.found == repr(text[:80])
