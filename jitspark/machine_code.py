@@ -19,7 +19,7 @@ from jitspark.errors import EntryError, ToolchainError
 EM_CUDA = 190
 SYMBOL = "kernels_binary"
 
-_INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)", re.MULTILINE)
+_INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)", re.MULTILINE)
 _TARGET = re.compile(r"^\s*\.target\s+(sm_\w+)", re.MULTILINE)
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
 
@@ -37,6 +37,10 @@ class MachineCode:
     stack: int
     shared: int
     local: int
+
+    def holds(self, name: str) -> bool:
+        """Whether the instruction occurs; `LDG` stands for every LDG, `LDG.E.128` for those of 16 bytes."""
+        return any(found == name or found.startswith(f"{name}.") for found in self.instructions)
 
 
 def device_image(artifact: bytes, where: str = "artifact") -> bytes:

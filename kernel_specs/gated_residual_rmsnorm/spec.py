@@ -113,6 +113,7 @@ SPEC = KernelSpec(
     targets=TARGETS,
     kernel="kernel:gated_residual_rmsnorm",
     reference="reference:gated_residual_rmsnorm",
+    instructions=("LDG.E.128", "STG.E.128", "STAS", "ACQBULK", "PREEXIT"),  # as rmsnorm, and 16-byte stores
     cases=tuple(
         _case(num_tokens, hidden_size, boundary)
         for hidden_size, token_counts in ((8192, (1, 8, 56, 64)), (512, (7,)))

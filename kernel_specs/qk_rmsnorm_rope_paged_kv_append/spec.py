@@ -87,6 +87,7 @@ SPEC = KernelSpec(
     targets=TARGETS,
     kernel="kernel:qk_rmsnorm_rope_paged_kv_append",
     reference="reference:qk_rmsnorm_rope_paged_kv_append",
+    instructions=("LDG.E.128", "STG.E.128", "ACQBULK", "PREEXIT"),  # 16-byte accesses, dependent launch
     cases=tuple(
         _case(num_tokens, heads, rope=rope, token_major=token_major)
         for heads in HEADS

@@ -78,6 +78,12 @@ SPEC = KernelSpec(
     targets=TARGETS,
     kernel="kernel:rmsnorm",
     reference="reference:rmsnorm",
+    instructions=(
+        "LDG.E.128",
+        "STAS",
+        "ACQBULK",
+        "PREEXIT",
+    ),  # 16-byte loads, sums over a cluster, PDL
     cases=(
         *(_case(num_tokens, 8192, variant) for num_tokens in (1, 8, 56) for variant in VARIANTS),
         *(_case(num_tokens, hidden_size, PRE_NORM) for num_tokens in (7, 64) for hidden_size in (256, 512, 4096, 8192)),

@@ -136,5 +136,12 @@ SPEC = KernelSpec(
     targets=TARGETS,
     kernel="kernel:skinny_gemm_bf16",
     reference="reference:skinny_gemm_bf16",
+    instructions=(
+        "UTMALDG",  # bulk tensor copies
+        "HMMA.16816.F32.BF16",
+        "FENCE.VIEW.ASYNC",  # without it a copy overtakes loads of the stage it refills
+        "ACQBULK",
+        "PREEXIT",
+    ),
     cases=CASES,
 )
