@@ -1,0 +1,126 @@
+"""CuTe DSL kernel for `rmsnorm_nvfp4_quantize`: a cluster of CTAs per token, two neighbouring lanes per scale.
+
+E2M1 has no conversion on Hopper, so codes come from exact FP32 and integer arithmetic on every target.
+"""
+
+from collections.abc import Callable
+
+import cutlass
+from cutlass import cute
+
+from kernel_specs.primitives.reduce import RowSum
+from kernel_specs.primitives.row_split import VECTOR, thread_vectors
+from kernel_specs.primitives.vector import dot, load_float32
+
+SIXTH = 0.1666666716337204  # FP32
+HALVES = 4194304.0  # 2^22: FP32 numbers from here to 2^23 are multiples of 1/2
+HALVES_WORD = 0x4A800000
+SIGN = -(2**31)
+
+
+def rmsnorm_nvfp4_quantize(
+    hidden_size: int, packed_size: int, num_blocks: int, threads: int, cluster: int
+) -> Callable[..., None]:
+    """The host function of one specialization; its arguments are the specialization's, then the stream."""
+    assert threads * cluster * VECTOR == hidden_size
+    assert packed_size * 2 == hidden_size and num_blocks * 16 == hidden_size
+
+    @cute.kernel
+    def device(
+        x: cute.Tensor,
+        weight: cute.Tensor,
+        global_scale: cute.Tensor,
+        codes: cute.Tensor,
+        scales: cute.Tensor,
+        eps: cutlass.Float32,
+    ) -> None:
+        thread, _, _ = cute.arch.thread_idx()
+        block, _, _ = cute.arch.block_idx()
+        token = block // cluster
+        mine = thread_vectors(block % cluster, thread, threads, VECTOR)
+        row_sum = RowSum(threads, cluster, exchanges=1)
+
+        # Parameters do not depend on the previous launch: their latency passes before the wait.
+        gain = load_float32(weight, mine, VECTOR) + 1.0
+        scale = global_scale[0]
+        inverse_scale = reciprocal(scale)
+        row_sum.ready()
+        cute.arch.griddepcontrol_wait()
+        cute.arch.griddepcontrol_launch_dependents()
+
+        values = load_float32(x[token, None], mine, VECTOR)
+        square_sum = row_sum.all_reduce(0, dot(values, values))
+        exact = values * cute.math.rsqrt(square_sum / hidden_size + eps, fastmath=True) * gain
+        normed = []
+        for i in cutlass.range_constexpr(0, VECTOR, 2):
+            normed += round_bfloat16_pair(exact[i], exact[i + 1])
+        largest = cutlass.Float32(0.0)
+        for i in cutlass.range_constexpr(VECTOR):
+            largest = cute.arch.fmax(largest, cute.arch.fmax(normed[i], -normed[i]))
+        largest = cute.arch.fmax(largest, cute.arch.shuffle_sync_bfly(largest, 1))
+        byte, block_scale = round_e4m3(scale * (largest * SIXTH))
+        factor = cutlass.select_(block_scale == 0.0, cutlass.Float32(0.0), reciprocal(block_scale * inverse_scale))
+
+        word = cutlass.Int32(0)
+        for i in cutlass.range_constexpr(VECTOR):
+            word = word | (code_e2m1(normed[i] * factor) << (4 * i))
+        cute.recast_tensor(codes[token, None], cutlass.Int32)[mine[0]] = word
+        if thread % 2 == 0:
+            scales[token, mine[0] // 2] = cutlass.Uint8(byte)
+
+    @cute.jit
+    def host(
+        x: cute.Tensor,
+        weight: cute.Tensor,
+        global_scale: cute.Tensor,
+        codes: cute.Tensor,
+        scales: cute.Tensor,
+        eps: cutlass.Float32,
+        cuda_stream: object,
+    ) -> None:
+        device(x, weight, global_scale, codes, scales, eps).launch(
+            grid=(x.shape[0] * cluster, 1, 1),
+            block=(threads, 1, 1),
+            cluster=(cluster, 1, 1) if cluster > 1 else None,
+            stream=cuda_stream,
+            min_blocks_per_mp=1,  # registers are not scarce: loads may all be issued before the first use
+            use_pdl=True,
+        )
+
+    return host
+
+
+def reciprocal(value: cutlass.Float32) -> cutlass.Float32:
+    """Correctly rounded."""
+    return cute.arch.inline_ptx("rcp.rn.f32 {$w0}, {$r0};", write_only_types=[cutlass.Float32], read_only_args=[value])
+
+
+def round_bfloat16_pair(low: cutlass.Float32, high: cutlass.Float32) -> tuple[cutlass.Float32, cutlass.Float32]:
+    """Both rounded to BF16 by one instruction (conversions one by one run at a quarter of its rate)."""
+    return cute.arch.inline_ptx(
+        "{ .reg .b32 pair, part; cvt.rn.bf16x2.f32 pair, {$r1}, {$r0}; "
+        "shl.b32 part, pair, 16; mov.b32 {$w0}, part; and.b32 part, pair, 0xFFFF0000; mov.b32 {$w1}, part; }",
+        write_only_types=[cutlass.Float32, cutlass.Float32],
+        read_only_args=[low, high],
+    )
+
+
+def round_e4m3(value: cutlass.Float32) -> tuple[cutlass.Int32, cutlass.Float32]:
+    """(the byte, the number) nearest to a value that is not negative."""
+    return cute.arch.inline_ptx(
+        "{ .reg .b16 pair, low, high; .reg .b32 halves; "
+        "cvt.rn.satfinite.e4m3x2.f32 pair, {$r1}, {$r0}; cvt.u32.u16 {$w0}, pair; "
+        "cvt.rn.f16x2.e4m3x2 halves, pair; mov.b32 {low, high}, halves; cvt.f32.f16 {$w1}, low; }",
+        write_only_types=[cutlass.Int32, cutlass.Float32],
+        read_only_args=[value, cutlass.Float32(0.0)],
+    )
+
+
+def code_e2m1(value: cutlass.Float32) -> cutlass.Int32:
+    """The four bits of the nearest of 0, 1/2, 1, 3/2, 2, 3, 4, 6, ties to the even code, with the value's sign."""
+    word = value.bitcast(cutlass.Int32)
+    size = (word & ~SIGN).bitcast(cutlass.Float32)
+    # Up to 2 the numbers are halves: adding 2^22 rounds to them, ties to even.
+    code = (cute.arch.fmin(size, 2.0) + HALVES).bitcast(cutlass.Int32) - HALVES_WORD
+    code += cutlass.Int32(size > 2.5) + cutlass.Int32(size >= 3.5) + cutlass.Int32(size > 5.0)
+    return code | ((word >> 28) & 8)
