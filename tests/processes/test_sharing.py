@@ -242,6 +242,25 @@ def test_a_remembered_failure_fails_at_once_until_it_is_forgotten(task, log, tmp
     assert not list((tmp_path / "cache" / "failures").iterdir())
 
 
+def test_what_another_process_published_between_look_and_lock_is_not_compiled_again(
+    log, tmp_path, templates, monkeypatch
+):
+    root, (item,) = tmp_path / "cache", wanted(1)
+    acquire = Lock.try_acquire
+
+    def acquire_late(lock, what):
+        if what == item.specialization.title() and not (root / "artifacts-v1").exists():
+            fill(root, [item], templates)
+        return acquire(lock, what)
+
+    monkeypatch.setattr(Lock, "try_acquire", acquire_late)
+    settings = settings_for(root, tmp_path)
+    report = build([item], Lookup(settings), settings, command=stub_command(templates, log))
+
+    assert (root / "artifacts-v1").exists()
+    assert (dict(report.compiled), report.hits, compiles(log)) == ({}, 1, [])
+
+
 def test_one_failing_key_does_not_keep_the_others_from_being_built(log, tmp_path, templates):
     settings = settings_for(tmp_path / "cache", tmp_path)
     items = [*wanted(3), *wanted(1, kernel="unknown"), *wanted(2, start=3)]
