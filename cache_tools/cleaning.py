@@ -1,5 +1,6 @@
 """The verbs that look after a cache, as typer commands: verify, prune and stats."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -9,20 +10,34 @@ from cache_tools.commands import Json
 from jitspark.settings import from_environment
 
 
-def verify(as_json: Json = False) -> None:
+def verify(
+    source: Annotated[
+        Path | None, typer.Argument(metavar="[PACK|DIR]", help="A pack or a cache directory; else the cache in use.")
+    ] = None,
+    trust: Annotated[
+        list[Path] | None,
+        typer.Option("--trust", metavar="KEY.pub", help="Every file must be signed with such a key; repeatable."),
+    ] = None,
+    rebuild: Annotated[
+        str, typer.Option("--rebuild", metavar="N%", help="Compile this share again and compare the bytes.")
+    ] = "",
+    as_json: Json = False,
+) -> None:
     """Read and hash every entry again; exit status 1 if any is bad."""
     from dataclasses import asdict
 
-    from cache_tools.roots import readable_layers
-    from cache_tools.verify import verified_lines
-    from cache_tools.verify import verify as verify_layers
+    from cache_tools.quantities import parse_share
+    from cache_tools.signing import trust_in
+    from cache_tools.verify_source import source_lines, verify_source
 
     with errors_as_json(as_json):
-        result = verify_layers(readable_layers(from_environment()))
+        share = parse_share(rebuild, "--rebuild") if rebuild else None
+        keys = trust_in(trust, allow_unsigned=False) if trust else None
+        result = verify_source(source, keys, share, from_environment())
     if as_json:
         answer_json(asdict(result))
     else:
-        for line in verified_lines(result):
+        for line in source_lines(result):
             answer(line)
     if result.bad:
         raise typer.Exit(1)

@@ -1,80 +1,93 @@
-"""`pack`: entries into one file whose bytes depend on nothing but them."""
+"""`pack`: entries into one file, or one directory, whose bytes depend on nothing but them."""
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from io import BufferedRandom
 from pathlib import Path
-from typing import IO
 
-from cache_tools.archive import RUNTIME_LIBRARY, write_end, write_member
-from jitspark.errors import PackError
-from jitspark.staging import fresh_name
-from jitspark.store import ARTIFACT, RECORD, Entry, entry_parts
+from cache_tools.archive import write_end, write_member
+from cache_tools.contents import Contents, Runtime, contents_of, pack_members
+from cache_tools.placing import new_file, new_folder, write_below
+from jitspark.errors import UsageError
+from jitspark.store import Entry
+
+FORMATS = ("tar.zst", "dir", "oci", "wheel")
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How to pack. `name` is a wheel's, `sign` the file of a private key."""
+
+    form: str = FORMATS[0]
+    name: str = ""
+    sign: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """What a pack came to: entries, and the file's size and digest."""
+    """What a pack came to: entries, the file's size and digest (a directory has none), and who signed."""
 
+    path: Path
     entries: int
     size: int
     sha256: str
+    merkle_root: str
+    signer: str
 
 
-def pack(file: Path, entries: Iterable[Entry], runtime: tuple[str, Path] | None = None) -> Packed:
-    """Write `entries` (of equal ones the first) to `file`, which appears whole or not at all.
+def pack(path: Path, entries: Iterable[Entry], runtime: Runtime | None = None, form: Form = Form()) -> Packed:
+    """Write `entries` to `path`, which appears whole or not at all; a wheel goes into the directory `path`.
 
-    `runtime` adds a runtime library: its CUDA flavour and its path. Raises EntryError for a damaged entry, PackError
-    when there is nothing to pack or the file cannot be written.
+    Raises what `contents_of` does, PackError when the file cannot be written, UsageError for an unknown form.
     """
-    chosen: dict[str, Entry] = {}
-    for entry in entries:
-        chosen.setdefault("/".join(entry_parts(entry.key, entry.toolchain)), entry)
-    if not chosen:
-        raise PackError(
-            where=str(file),
-            found="no entry to pack",
-            needed="at least one",
-            remedy="Fill the cache with `jitspark warm`.",
+    if form.form not in FORMATS:
+        raise UsageError(
+            where="--format", found=repr(form.form), needed=f"one of {', '.join(FORMATS)}", remedy="Correct --format."
         )
-    with _new_file(file) as stream:
-        for directory, entry in sorted(chosen.items()):
-            write_member(stream, f"{directory}/{ARTIFACT}", entry.read_artifact())
-            write_member(stream, f"{directory}/{RECORD}", entry.record.to_bytes())
-        if runtime is not None:
-            _write_runtime(stream, *runtime)
-        write_end(stream)
+    contents = contents_of(entries, runtime, str(path), form.sign)
+    return _writer(form)(path, contents)
+
+
+def _writer(form: Form) -> Callable[[Path, Contents], Packed]:
+    if form.form == "oci":
+        from cache_tools.oci_layout import write_layout
+
+        return write_layout
+    if form.form == "wheel":
+        from cache_tools.wheel import write_wheel
+
+        return lambda path, contents: write_wheel(path, contents, form.name)
+    return {"tar.zst": write_file, "dir": write_directory}[form.form]
+
+
+def write_file(path: Path, contents: Contents) -> Packed:
+    """The one file: a tar of the manifest and all files, compressed."""
+    from cache_tools.compression import compressed
+
+    with new_file(path) as stream:
+        with compressed(stream) as archive:
+            for name, content in pack_members(contents):
+                write_member(archive, name, content)
+            write_end(archive)
         stream.seek(0)
         sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
-        return Packed(len(chosen), stream.tell(), sha256)
+        size = stream.tell()
+    return packed(path, contents, size, sha256)
 
 
-def _write_runtime(stream: IO[bytes], flavour: str, path: Path) -> None:
-    content = path.read_bytes()
-    name = f"runtime-v1/{flavour}/{RUNTIME_LIBRARY}"
-    write_member(stream, name, content)
-    write_member(stream, f"{name}.sha256", hashlib.sha256(content).hexdigest().encode())
+def write_directory(path: Path, contents: Contents) -> Packed:
+    """A cache root that is ready to be copied into an image, with fixed modes and times."""
+    with new_folder(path) as root:
+        size = 0
+        for name, content in contents.root_files():
+            write_below(root, name, content)
+            size += len(content)
+        for folder, _, files in os.walk(root, topdown=False):
+            for name in (*files, ""):
+                os.utime(os.path.join(folder, name), (0, 0))
+    return packed(path, contents, size, "")
 
 
-@contextmanager
-def _new_file(file: Path) -> Iterator[BufferedRandom]:
-    """A file beside `file` that takes its place in the end."""
-    staged = file.with_name(f".{file.name}.{fresh_name()}")
-    try:
-        with staged.open("x+b") as stream:
-            yield stream
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(staged, file)
-    except OSError as problem:
-        raise PackError(
-            where=str(file),
-            found=problem.strerror or str(problem),
-            needed="a place for the pack",
-            remedy="Free space, or name a file elsewhere.",
-        ) from problem
-    finally:
-        staged.unlink(missing_ok=True)
+def packed(path: Path, contents: Contents, size: int, sha256: str) -> Packed:
+    return Packed(path, contents.entries, size, sha256, contents.manifest.merkle_root, contents.signer)

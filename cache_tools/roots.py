@@ -30,6 +30,15 @@ def _readable(layer: Layer) -> bool:
     return problem is None
 
 
+def readable_root(root: Path, settings: Settings) -> Layer:
+    """The layer of a root that somebody named. Raises CacheDirectoryError when it may not be used."""
+    root = root.absolute()
+    problem = root_problem(root, settings.trust_writable_roots)
+    if problem is not None:
+        raise _unusable(f"cache directory {root}", problem)
+    return Layer(root, writable=False, trusted=settings.trust_writable_roots)
+
+
 def writable_layer(settings: Settings) -> Layer:
     """The layer that takes new entries; its root is made if need be. Raises CacheDirectoryError when there is none."""
     if settings.cache_dir is None:

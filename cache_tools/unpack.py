@@ -1,17 +1,20 @@
 """`unpack`: the entries of a pack into a cache, each verified, all or none.
 
-A pack is hostile until proven otherwise: nothing appears in the cache before every byte of it has been checked.
+Nothing appears in the cache before every byte of the pack has been checked; then each entry appears by one rename.
 """
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
-from cache_tools.archive import RUNTIME_LIBRARY, RUNTIME_MEMBER, read_members
-from jitspark.errors import EntryError, PackError
+from cache_tools.archive import MANIFEST, bad_pack, is_runtime
+from cache_tools.contents import signed_files
+from cache_tools.manifest import Manifest, Needs, needs_of
+from cache_tools.opened import OpenedPack, opened_pack
+from cache_tools.signing import Trust
+from jitspark.errors import EntryError
 from jitspark.folders import FILE_MODE, cannot_write, make_folder, sync
 from jitspark.key import Key
 from jitspark.record import Record, check_artifact, record_from_bytes
@@ -21,10 +24,21 @@ from jitspark.store import ARTIFACT, RECORD, Layer, publish, read_entry
 
 @dataclass(frozen=True, slots=True)
 class Unpacked:
-    """What unpacking came to: entries that are new in the cache, and those that it had."""
+    """What unpacking came to: entries that are new in the cache, and those that it had; who signed the pack."""
 
     new: int
     kept: int
+    needs: Needs
+    signer: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PackedEntry:
+    """An entry of a pack, whole: record, artifact and path belong together."""
+
+    key: Key
+    record: Record
+    artifact: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,70 +48,90 @@ class _Staged:
     directory: Path
 
 
-def unpack(file: Path, layer: Layer) -> Unpacked:
+def unpack(file: Path, layer: Layer, trust: Trust, accept: Callable[[Needs], None] = lambda _: None) -> Unpacked:
     """Put every entry of `file` into the cache `layer`, leaving good ones there as they are.
 
-    Raises PackError for a pack that is damaged or holds anything but entries (the cache is untouched then),
+    `accept` is asked about what the pack needs before anything appears in the cache, and may raise. Raises PackError
+    for a pack that is damaged, not covered by `trust`, or holds anything but entries (the cache is untouched then),
     CacheDirectoryError when the root cannot be written to.
     """
-    try:
-        stream = file.open("rb")
-    except OSError as problem:
-        raise _bad(str(file), problem.strerror or str(problem), "a readable pack") from None
     root = layer.root
-    with stream, staging(root, trusted=layer.trusted) as folder:
-        staged, runtime = _stage(stream, file, root, folder)
+    with opened_pack(file, trust) as pack, staging(root, trusted=layer.trusted) as folder:
+        staged, others = _stage(pack, str(file), root, folder)
+        needs = needs_of((each.key, each.record) for each in staged)
+        accept(needs)
         fresh = [each for each in staged if not _present(layer, each)]
         for each in fresh:
             publish(root, each.key, each.record, each.directory, trusted=layer.trusted)
-        for path in runtime:
-            _publish_runtime(path, path.relative_to(folder), layer)
-    return Unpacked(len(fresh), len(staged) - len(fresh))
+        for path in others:
+            _place_file(path, path.relative_to(folder), layer)
+    return Unpacked(len(fresh), len(staged) - len(fresh), needs, pack.signer)
 
 
-def _stage(stream: IO[bytes], file: Path, root: Path, folder: Path) -> tuple[list[_Staged], list[Path]]:
-    """Everything in the pack, checked and written below `folder`: entries, and runtime libraries."""
+def _stage(pack: OpenedPack, where: str, root: Path, folder: Path) -> tuple[list[_Staged], list[Path]]:
+    """Everything in the pack, checked and written below `folder`: entries, and the other files."""
     entries: list[_Staged] = []
-    runtimes: list[Path] = []
-    for place, content, side in _pairs(read_members(stream, str(file)), str(file)):
-        where = f"{file}: {place}"
-        if RUNTIME_MEMBER.match(f"{place}/{RUNTIME_LIBRARY}"):
-            if hashlib.sha256(content).hexdigest().encode() != side:
-                raise _bad(where, "a runtime library that differs from its digest", "the library as packed")
-            runtimes.append(_write(folder / place / RUNTIME_LIBRARY, content, root))
+    others: list[Path] = []
+    for item in packed_items(pack, where):
+        if isinstance(item, PackedEntry):
+            path = _write(folder / str(len(entries)) / ARTIFACT, item.artifact, root)
+            entries.append(_Staged(item.key, item.record, path.parent))
         else:
-            key, record = _checked(place, content, side, where)
-            staged = _write(folder / str(len(entries)) / ARTIFACT, content, root)
-            entries.append(_Staged(key, record, staged.parent))
-    if not entries and not runtimes:
-        raise _bad(str(file), "no entry", "at least one")
-    return entries, runtimes
+            others.append(_write(folder / item[0], item[1], root))
+    if pack.manifest is not None and pack.signature is not None:
+        others += [
+            _write(folder / path, content, root) for path, content in signed_files(pack.manifest, pack.signature)
+        ]
+    return entries, others
 
 
-def _pairs(members: Iterator[tuple[str, bytes]], where: str) -> Iterator[tuple[str, bytes, bytes]]:
-    """(folder, content, what vouches for it) of each artifact and each runtime library."""
-    for name, content in members:
+def packed_items(pack: OpenedPack, where: str) -> Iterator[PackedEntry | tuple[str, bytes]]:
+    """Each entry, and (path, content) of each file of a runtime library. Raises PackError for anything else."""
+    seen: list[tuple[Key, Record]] = []
+    files = pack.files
+    for name, content in files:
         place, _, kind = name.rpartition("/")
-        wanted = {ARTIFACT: f"{place}/{RECORD}", RUNTIME_LIBRARY: f"{name}.sha256"}.get(kind)
-        second, side = next(members, ("the end", b""))
-        if second != wanted:
-            raise _bad(f"{where}: {name}", f"{second} after it", "each artifact followed by its record")
-        yield place, content, side
+        if is_runtime(name):
+            if pack.manifest is None:
+                _check_side_file(name, content, next(files, ("the end", b"")), where)
+            yield name, content
+        else:
+            second, record = next(files, ("the end", b""))
+            if kind != ARTIFACT or second != f"{place}/{RECORD}":
+                raise bad_pack(f"{where}: {name}", f"{second} after it", "each artifact followed by its record")
+            entry = _checked(place, content, record, f"{where}: {place}")
+            seen.append((entry.key, entry.record))
+            yield entry
+    if not seen:
+        raise bad_pack(where, "no entry", "at least one")
+    _check_needs(pack.manifest, seen, where)
 
 
-def _checked(place: str, content: bytes, record_bytes: bytes, where: str) -> tuple[Key, Record]:
-    """The key and record of an entry that is whole: record, artifact and path belong together."""
+def _check_needs(manifest: Manifest | None, seen: list[tuple[Key, Record]], where: str) -> None:
+    if manifest is not None and manifest.needs != needs_of(seen):
+        raise bad_pack(f"{where}: {MANIFEST}", "needs that are not its entries'", "an unchanged manifest")
+
+
+def _check_side_file(name: str, content: bytes, side: tuple[str, bytes], where: str) -> None:
+    """A plain tar has no manifest: its runtime library comes with a file that holds its digest."""
+    wanted = (f"{name}.sha256", hashlib.sha256(content).hexdigest().encode())
+    if side != wanted:
+        raise bad_pack(f"{where}: {name}", "a runtime library that differs from its digest", "the library as packed")
+
+
+def _checked(place: str, artifact: bytes, record_bytes: bytes, where: str) -> PackedEntry:
+    """The entry in these bytes. Raises PackError unless record, artifact and path belong together."""
     _, target_host, kernel, recipe, toolchain = place.split("/")
     target, _, host = target_host.partition("-")
     try:
         key = Key(target, host, kernel, recipe)
         record = record_from_bytes(record_bytes, where, key, toolchain)
-        check_artifact(record, content, where)
+        check_artifact(record, artifact, where)
     except ValueError:
-        raise _bad(where, "a path that is no key's", "entries of this version") from None
+        raise bad_pack(where, "a path that is no key's", "entries of this version") from None
     except EntryError as problem:
-        raise _bad(where, problem.found, problem.needed) from None
-    return key, record
+        raise bad_pack(where, problem.found, problem.needed) from None
+    return PackedEntry(key, record, artifact)
 
 
 def _present(layer: Layer, staged: _Staged) -> bool:
@@ -111,15 +145,15 @@ def _present(layer: Layer, staged: _Staged) -> bool:
 
 def _write(path: Path, content: bytes, root: Path) -> Path:
     try:
-        path.parent.mkdir(parents=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
     except OSError as problem:
         raise cannot_write(root, problem) from problem
     return path
 
 
-def _publish_runtime(staged: Path, place: Path, layer: Layer) -> None:
-    """Give a runtime library its place below the root, unless one of equal content has it."""
+def _place_file(staged: Path, place: Path, layer: Layer) -> None:
+    """Give a file its place below the root, unless one of equal content has it."""
     final = layer.root / place
     try:
         if final.is_file() and not final.is_symlink() and final.read_bytes() == staged.read_bytes():
@@ -134,7 +168,3 @@ def _publish_runtime(staged: Path, place: Path, layer: Layer) -> None:
         raise cannot_write(layer.root, OSError(f"{problem.where}: {problem.found}")) from problem
     except OSError as problem:
         raise cannot_write(layer.root, problem) from problem
-
-
-def _bad(where: str, found: str, needed: str) -> PackError:
-    return PackError(where=where, found=found, needed=needed, remedy="Make the pack again with `jitspark pack`.")

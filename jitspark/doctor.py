@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from cache_tools.machine import gpu_targets
+from cache_tools.manifest import Needs, needs_of
 from cache_tools.roots import writable_layer
 from jitspark import toolchain
 from jitspark.errors import CacheDirectoryError, JitsparkError
@@ -20,7 +22,7 @@ from jitspark.lock import LockDirectory, keys_folder
 from jitspark.runtime_library import find_runtime_library, load_runtime_library, offers
 from jitspark.settings import Settings
 from jitspark.staging import staging
-from jitspark.target import CUDA_FLAVOUR
+from jitspark.target import CUDA_FLAVOUR, host_name
 
 Status = Literal["PASS", "FAIL", "NOTE"]
 
@@ -47,9 +49,10 @@ class Check:
     remedy: str = ""
 
 
-def checks(settings: Settings) -> list[Check]:
-    """Every check, in the order of the parts that depend on each other."""
-    return [_run(part, check, settings) for part, check in _CHECKS.items()]
+def checks(settings: Settings, pack: Path | None = None) -> list[Check]:
+    """Every check, in the order of the parts that depend on each other; with `pack`, also whether it could run here."""
+    found = [_run(part, check, settings) for part, check in _CHECKS.items()]
+    return found if pack is None else [*found, _run(f"pack {pack.name}", lambda known: _pack(pack, known), settings)]
 
 
 def checks_lines(found: Sequence[Check]) -> Iterator[str]:
@@ -133,6 +136,51 @@ def _symbols(settings: Settings) -> str:
             f"no {', '.join(missing)}", "Install the apache-tvm-ffi and runtime library that jitspark asks for."
         )
     return f"all that kernels need, apache-tvm-ffi {tvm_ffi.__version__}"
+
+
+def _cached_entries(settings: Settings) -> str:
+    """What the entries of the roots need, and whether this process offers it."""
+    from cache_tools.entries import entries_in
+    from cache_tools.roots import readable_layers
+
+    entries = [(entry.key, entry.record) for entry in entries_in(readable_layers(settings))]
+    return f"{len(entries)} entries{_offered(needs_of(entries), settings)}" if entries else "none"
+
+
+def _pack(pack: Path, settings: Settings) -> str:
+    from cache_tools.opened import opened_pack
+    from cache_tools.signing import ANY
+    from cache_tools.unpack import PackedEntry, packed_items
+
+    with opened_pack(pack, ANY) as opened:
+        found = [item for item in packed_items(opened, str(pack)) if isinstance(item, PackedEntry)]
+    needs = needs_of((item.key, item.record) for item in found)
+    signed = "signed, not checked here" if opened.signature else "not signed"
+    return f"{len(found)} entries{_offered(needs, settings)}; {signed}"
+
+
+def _offered(needs: Needs, settings: Settings) -> str:
+    """What is needed, as text. Raises _FailedError where it is not here: other hosts' entries alone, or a symbol."""
+    told = f" for {', '.join(needs.hosts)} and {', '.join(needs.targets)}"
+    if host_name() not in needs.hosts:
+        raise _FailedError(f"entries{told}, and this is {host_name()}", "Use a cache that was built for this host.")
+    lacking = [flavour for flavour in needs.runtimes if flavour != CUDA_FLAVOUR]
+    if lacking:
+        raise _FailedError(f"entries for the runtime library {', '.join(lacking)}", f"Build them for {CUDA_FLAVOUR}.")
+    load_runtime_library(find_runtime_library(settings))
+    missing = [symbol for symbol in needs.symbols if not offers(symbol)]
+    if missing:
+        text = f"entries{told} need symbols that nothing here offers: {', '.join(missing[:5])}"
+        raise _FailedError(text, "Install the apache-tvm-ffi and runtime library that they were built against.")
+    return f"{told}; {len(needs.symbols)} symbols, all offered here{_gpu_note(needs)}"
+
+
+def _gpu_note(needs: Needs) -> str:
+    here = gpu_targets()
+    if here is None:
+        return "; no GPU to launch on"
+    fitting = sorted(set(here) & set(needs.targets))
+    return f"; the GPUs here run those for {', '.join(fitting)}" if fitting else "; NONE is for the GPUs here"
 
 
 def _driver(_: Settings) -> str:
@@ -245,6 +293,7 @@ _CHECKS: dict[str, Callable[[Settings], str]] = {
     "driver": _driver,
     "read-only roots": _read_only_roots,
     "cache root": _cache_root,
+    "cached entries": _cached_entries,
     "memory files": _memory_files,
     "free space": _free_space,
     "locks": _locks,

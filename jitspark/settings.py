@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from jitspark.errors import UsageError
+from jitspark.installed_caches import installed_caches
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,7 +14,7 @@ class Settings:
     """The process' choices. Field by field the README's table of environment variables.
 
     cache_dir: the writable root, or None when no place for one exists.
-    cache_path: read-only roots, searched in order before it.
+    cache_path: read-only roots, searched in order before it; those that were installed as wheels come last.
     compile: "auto" builds what is missing, "never" only looks up.
     toolchain: "any" accepts entries of other compiler versions, "own" insists on this one's.
     compile_slots: compiler children on this node at one time, all processes together.
@@ -39,7 +40,7 @@ def from_environment(environment: Mapping[str, str] | None = None) -> Settings:
     runtime = env.get("JITSPARK_RUNTIME_LIBRARY")
     return Settings(
         cache_dir=_cache_dir(env),
-        cache_path=tuple(Path(root) for root in roots if root),
+        cache_path=(*(Path(root) for root in roots if root), *installed_caches()),
         compile=_choice(env, "JITSPARK_COMPILE", ("auto", "never")),
         toolchain=_choice(env, "JITSPARK_TOOLCHAIN", ("any", "own")),
         compile_slots=_count(env, "JITSPARK_COMPILE_SLOTS", default_compile_slots()),

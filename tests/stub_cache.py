@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import hashlib
 import json
 import os
 import platform
@@ -185,6 +186,10 @@ def wait_until(condition, timeout=20.0):
             return value
         select.select([], [], [], 0.005)
     raise AssertionError("not in time")
+
+
+def sha256(content):
+    return hashlib.sha256(content).hexdigest()
 
 
 def copied(source, target):

@@ -1,12 +1,14 @@
 """The commands and their options. Imports no more than the options need; each command imports what it runs."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from cache_tools import cleaning, commands
+from cache_tools import cleaning, commands, shipping
 from cache_tools.command_line import answer, answer_json, errors_as_json, say
-from cache_tools.commands import Json, PackFile, Targets, WithRuntime
+from cache_tools.commands import Json
+from cache_tools.shipping import Format, Name, PackFile, Sign, Targets, WithRuntime
 from jitspark.cli.selection import Selection, parse_targets, parse_tp
 from jitspark.settings import from_environment
 
@@ -19,7 +21,9 @@ app = typer.Typer(
     add_completion=False,
 )
 app.command()(commands.ls)
-app.command()(commands.unpack)
+app.command()(shipping.unpack)
+app.command()(shipping.merge)
+app.command()(shipping.diff)
 app.command()(cleaning.verify)
 app.command()(cleaning.prune)
 app.command()(cleaning.stats)
@@ -81,11 +85,18 @@ def explain(
 
 
 @app.command()
-def doctor(as_json: Json = False) -> None:
+def doctor(
+    pack: Annotated[
+        Path | None,
+        typer.Option("--pack", metavar="FILE", help="Also what this pack needs; its signature is not checked."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
     """Check everything that jitspark needs from this machine."""
     from jitspark.doctor import checks, checks_json, checks_lines
 
-    found = checks(from_environment())
+    with errors_as_json(as_json):
+        found = checks(from_environment(), pack)
     if as_json:
         answer_json(checks_json(found))
     else:
@@ -99,16 +110,26 @@ def pack(
     file: PackFile,
     target: Targets = "",
     tp: Annotated[str, typer.Option("--tp", metavar="N[,N]", help="Exactly what these deployments ask for.")] = "",
+    *,
     geometry: Geometry = DEFAULT_GEOMETRY,
     with_runtime: WithRuntime = False,
+    form: Format = "tar.zst",
+    name: Name = "",
+    sign: Sign = None,
+    as_json: Json = False,
 ) -> None:
-    """Put the cache's entries, all or a deployment's, into one tar file."""
+    """Put the cache's entries, all or a deployment's, into one file, a directory, an image layout or a wheel."""
     if not tp:
-        commands.pack(file, target, with_runtime)
+        shipping.pack(file, target, with_runtime, form, name, sign, as_json)
         return
-    from jitspark.cli.pack_deployment import pack_deployment
+    from cache_tools.pack import Form
+    from jitspark.cli.pack_deployment import deployment_entries, wheel_name
 
-    pack_deployment(file, _selection(tp, target, geometry, None), from_environment(), with_runtime=with_runtime)
+    with errors_as_json(as_json):
+        settings, selection = from_environment(), _selection(tp, target, geometry, None)
+        chosen = Form(form, name or wheel_name(selection), sign)
+        entries = deployment_entries(selection, settings)
+        shipping.write_pack(file, entries, settings, chosen, with_runtime=with_runtime, as_json=as_json)
 
 
 def _selection(tp: str, target: str, geometry: str, kernels: list[str] | None) -> Selection:

@@ -34,7 +34,10 @@ def environment(cache):
 
 
 def commands(cache):
-    return [["ls"], ["ls", "--json"], ["explain", cache["KEY"]], ["pack", cache["PACK"]], ["unpack", cache["PACK"]]]
+    pack, root = cache["PACK"], str(cache["folder"] / "cache")
+    looking = [["ls"], ["ls", "--json"], ["explain", cache["KEY"]], ["verify"], ["diff", root, root]]
+    carrying = [["pack", pack], ["unpack", pack, "--allow-unsigned"], ["merge", f"{pack}.2", pack, "--allow-unsigned"]]
+    return [*looking, *carrying, ["verify", pack]]
 
 
 def test_looking_at_and_carrying_a_cache_imports_nothing_heavy(cache):

@@ -184,9 +184,11 @@ def test_pack_and_unpack_through_the_command_line(command, tmp_path, monkeypatch
     stub_cache.fill(tmp_path / "cache", items, templates, stub_cache.other_toolchain())
     packed = command("pack", str(tmp_path / "x.tar"), "--target", "sm_100a")
     monkeypatch.setenv("JITSPARK_CACHE_DIR", str(tmp_path / "second"))
-    unpacked = command("unpack", str(tmp_path / "x.tar"))
+    refused = command("unpack", str(tmp_path / "x.tar"))
+    unpacked = command("unpack", str(tmp_path / "x.tar"), "--allow-unsigned")
 
-    assert (packed[0], unpacked[0]) == (0, 0)
+    assert (packed[0], refused[0], unpacked[0]) == (0, 4, 0)
+    assert "--trust KEY.pub" in refused[2]
     assert "2 entries" in packed[1] and "2 entries unpacked" in unpacked[1]
     assert [path.name[:7] for path in (tmp_path / "second/artifacts-v1").iterdir()] == ["sm_100a"]
 

@@ -1,20 +1,31 @@
 """Packs: the same bytes for the same entries, and nothing but entries out of any file."""
 
+import contextlib
 import io
 import os
+import resource
 import tarfile
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import stub_cache
+import zstandard
 
+from cache_tools.archive import MANIFEST
+from cache_tools.compression import TRAILER_BYTES, compressed
+from cache_tools.contents import Runtime
+from cache_tools.manifest import ListedFile, Manifest, manifest_from_bytes, merkle_root
 from cache_tools.pack import pack
-from cache_tools.unpack import Unpacked, unpack
+from cache_tools.signing import ANY
+from cache_tools.unpack import unpack as unpack_trusting
 from jitspark.errors import CacheDirectoryError, EntryError, PackError
 from jitspark.record import MAX_RECORD_BYTES
 from jitspark.runtime_library import find_runtime_library
 from jitspark.settings import Settings
 from jitspark.store import Layer, entry_directory, keys_in, read_entry
 
+SKIPPED = b"\x50\x2a\x4d\x18" + (40).to_bytes(4, "little") + b"jitspark"
 RUNTIME = "runtime-v1/cu13/libcute_dsl_runtime.so"
 
 
@@ -33,9 +44,15 @@ def entries(tmp_path_factory, templates):
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory, entries):
-    file = tmp_path_factory.mktemp("pack") / "good.tar"
+    file = tmp_path_factory.mktemp("pack") / "good.tar.zst"
     pack(file, entries)
     return file
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory, packed):
+    """A pack as it was before there were manifests: a plain tar of the entries."""
+    return write_tar(tmp_path_factory.mktemp("plain") / "plain.tar", members_of(packed)[1:])
 
 
 @pytest.fixture
@@ -48,16 +65,53 @@ def everything_below(root):
     return {path.relative_to(root): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
+def unpack(file, layer):
+    done = unpack_trusting(file, layer, ANY)
+    return done.new, done.kept
+
+
+def tar_of(file):
+    """The tar in a pack, as any zstandard program gives it."""
+    content = file.read_bytes()
+    return zstandard.ZstdDecompressor().decompressobj().decompress(content) if content[:1] == b"\x28" else content
+
+
 def members_of(file):
-    with tarfile.open(file) as archive:
+    with tarfile.open(fileobj=io.BytesIO(tar_of(file))) as archive:
         return [(member, archive.extractfile(member).read()) for member in archive]
 
 
 def write_tar(file, members, form=tarfile.USTAR_FORMAT):
-    with tarfile.open(file, "w", format=form) as archive:
-        for member, content in members:
-            archive.addfile(member, io.BytesIO(content))
+    """Without tarfile's padding to 10 KiB, which is a reason to refuse of its own."""
+    padded = (member.tobuf(form) + content + bytes(-len(content) % 512) for member, content in members)
+    file.write_bytes(b"".join(padded) + bytes(1024))
     return file
+
+
+def compress(file, content):
+    """A pack around any content, its trailer right."""
+    with file.open("wb") as stream, compressed(stream) as archive:
+        archive.write(content)
+    return file
+
+
+def write_pack(file, members):
+    return compress(file, write_tar(file.with_suffix(".tar"), members).read_bytes())
+
+
+def listed_as_they_are(members):
+    """The members behind a manifest that lists whatever they are, as an attacker would write it."""
+    manifest = manifest_from_bytes(members[0][1], "")
+    found = [ListedFile(m.name, len(c), stub_cache.sha256(c)) for m, c in members[1:]]
+    content = Manifest(1, tuple(found), manifest.needs, merkle_root(found)).to_bytes()
+    head = replace_size(members[0][0], len(content))
+    return [(head, content), *members[1:]]
+
+
+def replace_size(member, size):
+    changed = tarfile.TarInfo(member.name)
+    changed.size, changed.mode = size, member.mode
+    return changed
 
 
 def refused(file, layer):
@@ -71,7 +125,7 @@ def refused(file, layer):
 def test_equal_entries_make_equal_packs_whatever_their_order_and_files(tmp_path, entries, packed):
     for entry in entries:
         os.utime(entry.directory / "kernel.so", (1, 1))
-    again = tmp_path / "again.tar"
+    again = tmp_path / "again.tar.zst"
     pack(again, [*reversed(entries), *entries])
 
     assert again.read_bytes() == packed.read_bytes()
@@ -81,14 +135,15 @@ def test_any_tar_program_reads_a_pack(packed, entries):
     names = [member.name for member, _ in members_of(packed)]
 
     assert names == sorted(names)
-    assert len(names) == 2 * len(entries)
+    assert names[0] == MANIFEST
+    assert len(names) == 2 * len(entries) + 1
     assert {(m.mtime, m.uid, m.gid, m.uname, m.mode) for m, _ in members_of(packed)} == {(0, 0, 0, "", 0o444)}
 
 
 def test_what_is_unpacked_equals_what_was_packed(layer, packed, entries):
     done = unpack(packed, layer)
 
-    assert done == Unpacked(new=3, kept=0)
+    assert done == (3, 0)
     assert everything_below(layer.root) == everything_below(entries[0].layer.root)
 
 
@@ -97,7 +152,7 @@ def test_a_good_entry_is_never_overwritten(layer, packed):
     before = {path: path.stat().st_ino for path in layer.root.rglob("*")}
     done = unpack(packed, layer)
 
-    assert done == Unpacked(new=0, kept=3)
+    assert done == (0, 3)
     assert {
         path: path.stat().st_ino for path in layer.root.rglob("*") if path.name != "staging"
     }.items() <= before.items()
@@ -111,7 +166,7 @@ def test_a_damaged_entry_is_replaced(layer, packed):
     artifact.write_bytes(b"damaged")
     done = unpack(packed, layer)
 
-    assert done == Unpacked(new=1, kept=2)
+    assert done == (1, 2)
     assert read_entry(layer, key, toolchain).read_artifact()
 
 
@@ -159,53 +214,131 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("what", HOSTILE)
-def test_a_pack_with_anything_but_entries_is_refused(tmp_path, layer, packed, what):
-    members = members_of(packed)
+def test_a_plain_tar_with_anything_but_entries_is_refused(tmp_path, layer, plain, what):
+    members = members_of(plain)
     HOSTILE[what](members)
 
     refused(write_tar(tmp_path / "hostile.tar", members), layer)
 
 
+@pytest.mark.parametrize("manifest", [lambda m: m, listed_as_they_are], ids=["right manifest", "own manifest"])
+@pytest.mark.parametrize("what", HOSTILE)
+def test_a_pack_with_anything_but_entries_is_refused(tmp_path, layer, packed, what, manifest):
+    first, *members = members_of(packed)
+    HOSTILE[what](members)
+
+    refused(write_pack(tmp_path / "hostile.tar.zst", manifest([first, *members])), layer)
+
+
+def test_the_members_that_are_made_hostile_are_accepted_unchanged(tmp_path, layer, packed, plain):
+    again = write_pack(tmp_path / "again.tar.zst", listed_as_they_are(members_of(packed)))
+
+    assert unpack(again, layer) == (3, 0)
+    assert unpack(plain, layer) == (0, 3)
+
+
 @pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-def test_extension_headers_are_refused(tmp_path, layer, packed, form):
-    member, content = members_of(packed)[0]
+def test_extension_headers_are_refused(tmp_path, layer, plain, form):
+    member, content = members_of(plain)[0]
     member.pax_headers = {"comment": "x"}
 
     refused(write_tar(tmp_path / "extended.tar", [(member, content)], form), layer)
 
 
-def test_a_size_beyond_the_limit_is_refused_before_it_is_read(tmp_path, layer, packed):
-    record = members_of(packed)[1][0]
+def test_a_size_beyond_the_limit_is_refused_before_it_is_read(tmp_path, layer, plain):
+    record = members_of(plain)[1][0]
     record.size = MAX_RECORD_BYTES + 1
+    start = 512 + 512 * -(-members_of(plain)[0][0].size // 512)
     file = tmp_path / "oversize.tar"
-    file.write_bytes(
-        packed.read_bytes()[: 512 + 512 * -(-members_of(packed)[0][0].size // 512)] + record.tobuf(tarfile.USTAR_FORMAT)
-    )
+    file.write_bytes(plain.read_bytes()[:start] + record.tobuf(tarfile.USTAR_FORMAT))
 
     assert f"{MAX_RECORD_BYTES + 1} bytes" in refused(file, layer)
 
 
-def test_every_changed_byte_is_noticed(tmp_path, layer, packed):
-    content = packed.read_bytes()
-    for place in range(0, len(content), 97):
-        damaged = tmp_path / "damaged.tar"
+def test_a_manifest_with_a_size_beyond_the_limit_is_refused(tmp_path, layer, packed):
+    (member, content), *_ = members_of(packed)
+    manifest = manifest_from_bytes(content, "")
+    files = (*manifest.files[:-1], replace(manifest.files[-1], size=MAX_RECORD_BYTES + 1))
+    content = Manifest(1, files, manifest.needs, merkle_root(files)).to_bytes()
+    bad = [(replace_size(member, len(content)), content), *members_of(packed)[1:]]
+
+    assert f"{MAX_RECORD_BYTES + 1} bytes" in refused(write_pack(tmp_path / "oversize.tar.zst", bad), layer)
+
+
+def test_a_bomb_is_refused_after_its_first_blocks(tmp_path, layer):
+    bomb = zstandard.ZstdCompressor(level=1).compressobj()
+    content = b"".join(bomb.compress(bytes(2**24)) for _ in range(64)) + bomb.flush()  # 1 GiB in 33 kB
+    file = tmp_path / "bomb.tar.zst"
+    file.write_bytes(content + bytes(TRAILER_BYTES))
+
+    with limited_memory(200 * 2**20):
+        refused(file, layer)
+        refused(compress(tmp_path / "zeros.tar.zst", bytes(2**26)), layer)
+
+
+@contextlib.contextmanager
+def limited_memory(more):
+    """Whoever takes so much more memory fails."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + more, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def test_a_window_larger_than_ours_is_refused(tmp_path, layer, packed):
+    parameters = zstandard.ZstdCompressionParameters.from_level(19, window_log=27, enable_ldm=True)
+    compressor = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    frame = compressor.compress(tar_of(packed)) + compressor.flush()
+    file = tmp_path / "window.tar.zst"
+    file.write_bytes(frame + bytes(TRAILER_BYTES))
+
+    assert "do not decompress" in refused(file, layer)
+
+
+@pytest.mark.parametrize("form", ["plain", "packed"])
+def test_every_changed_byte_is_noticed(tmp_path, layer, request, form):
+    content = request.getfixturevalue(form).read_bytes()
+    damaged = tmp_path / "damaged"
+    for place in range(0, len(content), 97 if form == "plain" else 29):
         damaged.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
         refused(damaged, layer)
 
 
-def test_every_truncation_is_noticed(tmp_path, layer, packed):
-    content = packed.read_bytes()
-    for length in [*range(0, len(content), 509), len(content) - 1]:
-        short = tmp_path / "short.tar"
+@pytest.mark.parametrize("form", ["plain", "packed"])
+def test_every_truncation_is_noticed(tmp_path, layer, request, form):
+    content = request.getfixturevalue(form).read_bytes()
+    short = tmp_path / "short"
+    for length in [*range(0, len(content), 509 if form == "plain" else 101), len(content) - 1]:
         short.write_bytes(content[:length])
         refused(short, layer)
 
 
-def test_content_after_the_end_is_refused(tmp_path, layer, packed):
-    longer = tmp_path / "longer.tar"
-    longer.write_bytes(packed.read_bytes() + b"\0")
+@pytest.mark.parametrize("form", ["plain", "packed"])
+def test_content_after_the_end_is_refused(tmp_path, layer, request, form):
+    longer = tmp_path / "longer"
+    longer.write_bytes(request.getfixturevalue(form).read_bytes() + b"\0")
 
     refused(longer, layer)
+
+
+@pytest.mark.parametrize("what", ["a second frame", "a skipped frame", "more in the frame"])
+def test_content_that_other_readers_would_see_or_skip_is_refused(tmp_path, layer, packed, what):
+    frame = packed.read_bytes()[:-TRAILER_BYTES]
+    more = {
+        "a second frame": frame + frame,
+        "a skipped frame": frame + b"\x50\x2a\x4d\x18" + (4).to_bytes(4, "little") + b"evil",
+        "more in the frame": None,
+    }[what]
+    file = tmp_path / "more.tar.zst"
+    if more is None:
+        compress(file, tar_of(packed) + bytes(512))
+    else:
+        file.write_bytes(more + SKIPPED + bytes.fromhex(stub_cache.sha256(more)))
+
+    assert "after the end" in refused(file, layer)
 
 
 def test_a_file_that_is_no_pack_or_does_not_exist_is_refused(tmp_path, layer):
@@ -213,14 +346,38 @@ def test_a_file_that_is_no_pack_or_does_not_exist_is_refused(tmp_path, layer):
 
     refused(tmp_path / "text", layer)
     refused(tmp_path / "missing.tar", layer)
+    refused(tmp_path, layer)
 
 
-def test_a_refusal_names_the_entry(tmp_path, layer, packed):
-    content = bytearray(packed.read_bytes())
-    content[512 + 100] ^= 1
+@pytest.mark.parametrize("form", ["plain", "packed"])
+def test_a_refusal_names_the_entry(tmp_path, layer, request, form):
+    content = bytearray(tar_of(request.getfixturevalue(form)))
+    place = content.index(b"\x7fELF") + 100
+    content[place] ^= 1
     (tmp_path / "damaged.tar").write_bytes(content)
+    named = "artifacts-v1/sm_90a"
 
-    assert "artifacts-v1/sm_90a" in refused(tmp_path / "damaged.tar", layer)
+    assert named in refused(tmp_path / "damaged.tar", layer)
+    assert form == "plain" or named in refused(compress(tmp_path / "damaged.tar.zst", content), layer)
+
+
+@pytest.mark.parametrize("version", [2, 99])
+def test_a_newer_version_is_refused_as_such(tmp_path, layer, packed, version):
+    (member, content), *members = members_of(packed)
+    newer = content.replace(b'"version":1}', b'"version":%d}' % version)
+    bad = [(replace_size(member, len(newer)), newer), *members]
+
+    assert f"a pack of version {version}" in refused(write_pack(tmp_path / "newer.tar.zst", bad), layer)
+
+
+def test_a_newer_layout_is_refused_as_such(tmp_path, layer, packed):
+    first, *members = members_of(packed)
+    for member, _ in members:
+        member.name = member.name.replace("artifacts-v1", "artifacts-v2")
+    newer = write_pack(tmp_path / "newer.tar.zst", listed_as_they_are([first, *members]))
+
+    assert "another version's layout" in refused(newer, layer)
+    assert "another version's layout" in refused(write_tar(tmp_path / "newer.tar", members), layer)
 
 
 def test_a_damaged_entry_is_not_packed_and_leaves_no_file(tmp_path, templates):
@@ -249,24 +406,38 @@ def test_a_root_that_cannot_be_written_to_is_one_error(tmp_path, packed):
         unpack(packed, Layer(tmp_path / "missing", writable=True))
 
 
-def test_a_pack_carries_the_runtime_library_to_where_it_is_found(tmp_path, layer, entries, monkeypatch):
-    monkeypatch.setattr("jitspark.toolchain.runtime_library", lambda: None)  # none is installed
-    library = tmp_path / "library.so"
-    library.write_bytes(b"\x7fELF" + bytes(1000))
-    pack(tmp_path / "with.tar", entries, ("cu13", library))
-    for _ in range(2):
-        unpack(tmp_path / "with.tar", layer)
+@pytest.fixture
+def runtime():
+    return Runtime("cu13", b"\x7fELF" + bytes(1000), b"Whoever passes this on passes on this text.")
 
-    assert (layer.root / RUNTIME).read_bytes() == library.read_bytes()
+
+def test_a_pack_carries_the_runtime_library_and_its_licence_to_where_it_is_found(
+    tmp_path, layer, entries, runtime, monkeypatch
+):
+    monkeypatch.setattr("jitspark.toolchain.runtime_library", lambda: None)  # none is installed
+    pack(tmp_path / "with.tar.zst", entries, runtime)
+    for _ in range(2):
+        unpack(tmp_path / "with.tar.zst", layer)
+
+    assert (layer.root / RUNTIME).read_bytes() == runtime.library
+    assert (layer.root / RUNTIME).with_name("LICENSE").read_bytes() == runtime.licence
     assert find_runtime_library(Settings(cache_dir=layer.root)).path == layer.root / RUNTIME
 
 
-def test_a_damaged_runtime_library_is_refused(tmp_path, layer, entries):
-    library = tmp_path / "library.so"
-    library.write_bytes(bytes(1000))
-    pack(tmp_path / "with.tar", entries, ("cu13", library))
-    content = bytearray((tmp_path / "with.tar").read_bytes())
-    content[-3000] ^= 1
-    (tmp_path / "with.tar").write_bytes(content)
+def with_library(members, content, digest):
+    """A plain tar's members, with a runtime library as it was packed before there were manifests."""
+    for name, each in ((RUNTIME, content), (f"{RUNTIME}.sha256", digest)):
+        member = replace_size(tarfile.TarInfo(name), len(each))
+        member.mode = 0o444
+        members.append((member, each))
+    return members
 
-    assert "runtime library" in refused(tmp_path / "with.tar", layer)
+
+def test_a_plain_tar_brings_its_runtime_library_if_the_digest_is_right(tmp_path, layer, plain):
+    content = b"\x7fELF" + bytes(1000)
+    good = stub_cache.sha256(content).encode()
+    damaged = write_tar(tmp_path / "bad.tar", with_library(members_of(plain), content + b"x", good))
+
+    assert "runtime library" in refused(damaged, layer)
+    assert unpack(write_tar(tmp_path / "good.tar", with_library(members_of(plain), content, good)), layer) == (3, 0)
+    assert (layer.root / RUNTIME).read_bytes() == content
