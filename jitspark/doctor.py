@@ -17,8 +17,8 @@ from jitspark import toolchain
 from jitspark.errors import CacheDirectoryError, JitsparkError
 from jitspark.folders import root_problem
 from jitspark.gpus import find_gpus
-from jitspark.loader import sealed_memory_file
 from jitspark.lock import LockDirectory, keys_folder
+from jitspark.memory_file import sealed_memory_file
 from jitspark.runtime_library import find_runtime_library, load_runtime_library, offers
 from jitspark.settings import Settings
 from jitspark.staging import staging

@@ -8,7 +8,6 @@ lies in its own memory file's mapping.
 """
 
 import ctypes
-import fcntl
 import functools
 import os
 from collections.abc import Iterable, Sequence
@@ -16,13 +15,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jitspark.errors import EntryError, TargetError
+from jitspark.memory_file import sealed_memory_file
 from jitspark.runtime_library import find_runtime_library, load_runtime_library, offers, without_collecting
 from jitspark.settings import Settings
 from jitspark.store import Entry
 from jitspark.target import CUDA_FLAVOUR, host_name
-
-_MFD_EXEC = 0x10  # Linux 6.3: an executable memory file in spite of vm.memfd_noexec; older kernels refuse the flag
-_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,18 +142,6 @@ def _find_symbol(path: str, symbol: str) -> int | None:
     return address
 
 
-def sealed_memory_file(name: str, content: bytes) -> int:
-    """The descriptor of a memory file that holds `content`, may be mapped as code, and never changes again."""
-    descriptor = _memory_file(name)
-    try:
-        _write_all(descriptor, content)
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
-
-
 def spelling(sha256: str, descriptor: int) -> str:
     """A path to the descriptor whose text holds 64 bits of the digest, as "/" or "/." between its components."""
     bits = f"{int(sha256[:16], 16):064b}".replace("0", "/").replace("1", "/.")
@@ -165,20 +150,6 @@ def spelling(sha256: str, descriptor: int) -> str:
 
 def _memory_name(sha256: str) -> str:
     return f"jitspark-{sha256}"
-
-
-def _memory_file(name: str) -> int:
-    flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
-    try:
-        return os.memfd_create(name, flags | _MFD_EXEC)
-    except OSError:
-        return os.memfd_create(name, flags)
-
-
-def _write_all(descriptor: int, content: bytes) -> None:
-    view = memoryview(content)
-    while view:
-        view = view[os.write(descriptor, view) :]
 
 
 def _check_mappings(mapped: Iterable[tuple[Entry, int]]) -> None:

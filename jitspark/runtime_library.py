@@ -15,6 +15,7 @@ from pathlib import Path
 
 from jitspark.errors import ToolchainError
 from jitspark.folders import is_fit
+from jitspark.memory_file import sealed_memory_file
 from jitspark.settings import Settings
 from jitspark.target import CUDA_FLAVOUR
 
@@ -89,8 +90,11 @@ def _checked(library: RuntimeLibrary) -> RuntimeLibrary:
 @functools.cache
 def load_runtime_library(library: RuntimeLibrary) -> ctypes.CDLL:
     """Map the library so that artifacts find its symbols. Raises ToolchainError when it cannot be mapped."""
+    mode = os.RTLD_GLOBAL | os.RTLD_NOW
     try:
-        return ctypes.CDLL(str(library.path), mode=os.RTLD_GLOBAL | os.RTLD_NOW)
+        if not _executable(library.path):
+            return ctypes.CDLL(f"/proc/self/fd/{_in_memory(library.path)}", mode=mode)
+        return ctypes.CDLL(str(library.path), mode=mode)
     except OSError as problem:
         raise ToolchainError(
             where=str(library.path),
@@ -98,6 +102,16 @@ def load_runtime_library(library: RuntimeLibrary) -> ctypes.CDLL:
             needed="a library that this system can map",
             remedy=f"Reinstall nvidia-cutlass-dsl-libs-{library.flavour}, or mend JITSPARK_RUNTIME_LIBRARY.",
         ) from None
+
+
+def _executable(path: Path) -> bool:
+    """Whether the file system lets code be mapped: volumes from images do not, in Kubernetes."""
+    return not os.statvfs(path).f_flag & os.ST_NOEXEC
+
+
+def _in_memory(path: Path) -> int:
+    """A descriptor of a copy in memory. It stays open, so that no other file ever bears its name in this process."""
+    return sealed_memory_file(path.name, path.read_bytes())
 
 
 @contextlib.contextmanager
