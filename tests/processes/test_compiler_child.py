@@ -1,11 +1,17 @@
 """One compiler child: what it answers, and what it refuses to answer for."""
 
+import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from stub_cache import wait_until
 
 from jitspark.build import wanted_for
-from jitspark.compiler_child import CompilerChild
+from jitspark.compiler_child import COMMAND, CompilerChild
 from jitspark.errors import SpecError
 from jitspark.geometry import deployment
 from jitspark.registry import specializations
@@ -26,3 +32,36 @@ def test_bytes_of_other_sources_than_the_key_says_are_refused(child, tmp_path):
 
     child.ask(item.specialization, item.key, tmp_path)
     assert "Tensor(" in child.answer().signature
+
+
+def command_line(pid):
+    """Empty once the process has ended, whether or not somebody has looked at its end."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def test_a_child_dies_with_its_parent_though_its_input_stays_open():
+    """A child that compiles does not look at its input, which ends when the parent does: something else must end it."""
+    start = "child = subprocess.Popen([*sys.argv[1:], str(os.getpid())]); print(child.pid, flush=True); time.sleep(60)"
+    questions, ours = os.pipe()
+    parent = subprocess.Popen(
+        [sys.executable, "-c", f"import os, subprocess, sys, time; {start}", *COMMAND],
+        stdin=questions,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])},
+    )
+    try:
+        pid = int(parent.stdout.readline())
+        os.write(ours, b'{"kernel": "unheard_of", "axes": {}, "dtypes": {}, "statics": {}}\n')
+        assert json.loads(parent.stdout.readline())["error"] == "SpecError"  # it is at work
+        assert b"jitspark.compiler" in command_line(pid)
+        parent.kill()
+
+        wait_until(lambda: not command_line(pid))
+    finally:
+        parent.kill()
+        os.close(ours)  # ends a child that is still there
+        parent.communicate()
+        os.close(questions)
