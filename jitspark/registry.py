@@ -50,7 +50,7 @@ def _declared(name: str, attribute: str) -> Any:
         raise SpecError(where="kernel", found=f"unknown {name!r}", needed=f"one of {known}", remedy="Correct the name.")
     try:
         return getattr(importlib.import_module(f"kernel_specs.{name}.spec"), attribute)
-    except (ImportError, SyntaxError, AttributeError) as error:
+    except (ImportError, SyntaxError, AttributeError, NameError, TypeError, ValueError, LookupError) as error:
         raise _broken(name, f"{type(error).__name__}: {error}", "a module with SPEC and specializations") from error
 
 

@@ -1,6 +1,7 @@
 """One specialization for one target: compiled, linked, inspected."""
 
 import time
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,8 +44,16 @@ def compile_specialization(specialization: Specialization, target: str, director
     return Compiled(signature, needs, time.perf_counter() - started)
 
 
+def _raised_at(problem: Exception) -> str:
+    """A further line with the innermost line of our own kernels, where the failure came from one."""
+    frames = traceback.extract_tb(problem.__traceback__)
+    names = [(frame, frame.filename.rpartition("/kernel_specs/")[2]) for frame in frames]
+    ours = [(frame, name) for frame, name in names if name != frame.filename]
+    return f"\nraised at kernel_specs/{ours[-1][1]}:{ours[-1][0].lineno}" if ours else ""
+
+
 def _failed(specialization: Specialization, problem: Exception) -> CompileError:
-    log = clean_log(f"{type(problem).__name__}: {problem}")
+    log = clean_log(f"{type(problem).__name__}: {problem}{_raised_at(problem)}")
     first = next((line.strip() for line in log.splitlines() if line.strip()), "no message")
     return CompileError(
         where=specialization.title(),

@@ -262,6 +262,7 @@ def test_when_a_kernel_fails_the_others_are_built_and_it_is_named(tmp_path, brok
     assert report["compiled"] == whole_entries(tmp_path) > 3
     assert report["failed"] > 0 and report["compiled"] + report["failed"] == report["entries"]
     assert "out of order" in text and text.count("gated_residual_rmsnorm(") >= report["failed"]
+    assert re.search(r"raised at kernel_specs/gated_residual_rmsnorm/kernel\.py:\d+", text)
     assert (again["hits"], again["failed"]) == (report["compiled"], report["failed"])
     assert retried["failed"] == report["failed"]
     assert str(broken_checkout) not in retried_text

@@ -99,8 +99,11 @@ def test_an_unknown_kernel_lists_the_known_ones(name):
         (SPEC.format(name="another"), "SPEC = 'another'"),
         ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
         ("def", "SyntaxError"),
+        ("SPEC = KernelSpec()", "NameError: name 'KernelSpec' is not defined"),
+        ("from jitspark.spec import KernelSpec; KernelSpec()", "TypeError"),
+        ("{}['threads']", "KeyError: 'threads'"),
     ],
-    ids=["empty", "no spec", "wrong name", "import", "syntax"],
+    ids=["empty", "no spec", "wrong name", "import", "syntax", "name", "type", "key"],
 )
 def test_a_broken_spec_module_names_its_folder(folder, text, found):
     name = folder("made_up_broken", text)
