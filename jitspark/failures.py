@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from jitspark.errors import CompileError, EntryError, JitsparkError
-from jitspark.folders import make_folder, read_below
+from jitspark.folders import make_folder, open_folder, read_below
 from jitspark.key import Key, digest_of
 from jitspark.staging import fresh_name
 from jitspark.store import Layer
@@ -83,14 +83,18 @@ def forget_failure(layer: Layer, key: Key, toolchain: str) -> None:
 
 def sweep_failures(root: Path, *, dry_run: bool = False) -> list[Path]:
     """Remove failures that are too old to count, and what a killed process left half-written; which ones those are."""
-    with contextlib.suppress(OSError):
-        limit = time.time() - REMEMBERED_SECONDS
-        old = [path for path in sorted((root / FAILURES).iterdir()) if path.lstat().st_mtime < limit]
-        for path in old:
-            if not dry_run:
-                path.unlink()
-        return old
-    return []
+    found = []
+    limit = time.time() - REMEMBERED_SECONDS
+    with contextlib.suppress(OSError, EntryError), contextlib.ExitStack() as stack:
+        folder = open_folder(root, (FAILURES,), trusted=True)  # through no link: what it leads to is not ours
+        stack.callback(os.close, folder)
+        for name in sorted(os.listdir(folder)):
+            with contextlib.suppress(OSError):
+                if os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime < limit:
+                    if not dry_run:
+                        os.unlink(name, dir_fd=folder)
+                    found.append(root / FAILURES / name)
+    return found
 
 
 def clean_log(text: str) -> str:

@@ -72,8 +72,8 @@ def staging(root: Path, *, trusted: bool = False) -> Iterator[Path]:
 def is_orphan(name: str, age: float) -> bool:
     """Whether what bears this name, `age` seconds old, is nobody's any more."""
     owned = _OWNED.match(name)
-    if owned and owned["machine"] == _machine() and not _alive(int(owned["pid"])):
-        return True
+    if owned and owned["machine"] == _machine():  # whatever its age: clocks jump
+        return not _alive(int(owned["pid"]))
     return age > ORPHAN_SECONDS
 
 
@@ -89,9 +89,11 @@ def _alive(pid: int) -> bool:
 
 def sweep(root: Path, *, dry_run: bool = False) -> list[Path]:
     """Remove orphaned staging folders and old quarantined entries below `root`; which ones those are. Best effort."""
-    now = time.time()
-    found = [path for path, age in _aged(root / STAGING, now) if is_orphan(path.name, age)]
-    found += [path for path, age in _aged(root / QUARANTINE, now) if age > QUARANTINE_SECONDS]
+    now, found = time.time(), []
+    if not os.path.islink(root / STAGING):  # what a link leads to is not ours
+        found += [path for path, age in _aged(root / STAGING, now) if is_orphan(path.name, age)]
+    if not os.path.islink(root / QUARANTINE):
+        found += [path for path, age in _aged(root / QUARANTINE, now) if age > QUARANTINE_SECONDS]
     for path in found:
         if not dry_run:
             remove(path)
@@ -99,9 +101,13 @@ def sweep(root: Path, *, dry_run: bool = False) -> list[Path]:
 
 
 def sweep_temporary(folder: Path, prefix: str) -> None:
-    """Remove what killed processes of this user left in a temporary directory that others share."""
+    """Remove what killed processes of this user left in a temporary directory that others share.
+
+    A name that no build makes is not ours to remove: a cache of last resort, locks or anybody's work may lie there.
+    """
     for path, age in _aged(folder, time.time(), prefix):
-        if is_orphan(path.name.removeprefix(prefix), age):
+        name = path.name.removeprefix(prefix)
+        if _OWNED.match(name) and is_orphan(name, age):
             remove(path)
 
 
