@@ -29,6 +29,8 @@ LEDGER = "ledger"
 WAIT_SECONDS = 0.5
 
 _MAX_TEXT = 64 * 1024
+# The layer that the ledger lies in: every container may have mounted it elsewhere.
+_HERE = "."
 _NETWORK = ("nfs", "cifs", "smb", "9p", "afs", "ceph", "lustre", "gpfs", "beegfs", "glusterfs", "fuse")
 _BROKEN = (sqlite3.Error, diskcache.Timeout, OSError, EntryError, ValueError, TypeError, KeyError, AttributeError)
 
@@ -107,7 +109,7 @@ def note(layer: Layer, uses: Sequence[Use]) -> None:
     try:
         with _opened(layer) as cache, cache.transact(retry=False):
             for use in uses:
-                key, line = _with(use, cache)
+                key, line = _with(use, cache, layer.root)
                 cache.set(key, json.dumps(asdict(line)))
     except _BROKEN as problem:
         logger.debug("The ledger in %s takes nothing: %s", layer.root, problem)
@@ -125,22 +127,23 @@ def lines(layer: Layer) -> list[Line]:
     except _BROKEN as problem:
         logger.debug("The ledger in %s cannot be read: %s", layer.root, problem)
         return []
-    return [line for line in found if line is not None]
+    return [replace(line, layer=str(layer.root)) if line.layer == _HERE else line for line in found if line is not None]
 
 
 def forget(layer: Layer, entries: Sequence[str]) -> None:
     """Drop the lines of entries of `layer` that are gone."""
     with contextlib.suppress(*_BROKEN), _opened(layer) as cache, cache.transact(retry=False):
         for entry in entries:
-            cache.delete(_key(str(layer.root), entry))
+            cache.delete(_key(_HERE, entry))
 
 
-def _with(use: Use, cache: Any) -> tuple[str, Line]:
+def _with(use: Use, cache: Any, root: Path) -> tuple[str, Line]:
     entry = use.entry
     assert entry.layer is not None
     path = f"{entry.key.path}/{entry.toolchain}"
-    key = _key(str(entry.layer.root), path)
-    line = _line(cache.get(key)) or Line(str(entry.layer.root), path, 0, 0)
+    layer = _HERE if entry.layer.root == root else str(entry.layer.root)
+    key = _key(layer, path)
+    line = _line(cache.get(key)) or Line(layer, path, 0, 0)
     compiled = use.compile_seconds is not None
     return key, replace(
         line,
@@ -194,7 +197,7 @@ def _on_network(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> bool
         rows = mounts.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return False
-    best = ("", "")
+    best, path = ("", ""), Path(os.path.realpath(path))
     for row in rows:
         fields, _, kind = row.partition(" - ")
         point = fields.split(" ")[4].replace("\\040", " ")

@@ -200,3 +200,25 @@ def test_eight_processes_count_together(entry, layer):
     assert [process.wait() for process in processes] == [0] * 8
     assert [line.hits for line in lines(layer)] == [41]
     assert json.dumps(stats([Layer(layer.root, writable=True)])[0].hits) == "41"
+
+
+def test_last_use_counts_wherever_a_container_mounts_the_root(entry, layer, tmp_path):
+    os.utime(entry.directory, (time.time() - 10**6, time.time() - 10**6))
+    note(layer, [Use(entry)])
+    moved = Layer(layer.root.rename(tmp_path / "mounted elsewhere"), writable=True)
+
+    assert [line.layer for line in lines(moved)] == [str(moved.root)]
+    assert prune(moved, Rules(unused_for=86400.0), settings_for(moved.root, tmp_path)).removed == ()
+    assert len(prune(moved, Rules(max_size=0), settings_for(moved.root, tmp_path)).removed) == 1
+    assert lines(moved) == []
+
+
+def test_a_link_to_a_network_file_system_is_seen_through(tmp_path):
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "cache").symlink_to("shared")
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(
+        f"1 2 0:1 / / rw - ext4 /dev/sda rw\n3 4 0:2 / {tmp_path.resolve()}/shared rw - nfs4 server:/x rw\n"
+    )
+
+    assert ledger._on_network(tmp_path / "cache", mounts)
