@@ -1,6 +1,5 @@
 """Which entries stored plans pin: the `keys` of every plan file, as `<target>-<host>/<kernel>/<recipe>`."""
 
-import contextlib
 import json
 import logging
 import os
@@ -8,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from jitspark.errors import EntryError
+from jitspark.errors import CacheDirectoryError, EntryError
 from jitspark.folders import read_below
 from jitspark.key import Key
 from jitspark.store import PLANS, Layer
@@ -19,14 +18,20 @@ MAX_PLAN_BYTES = 16 * 1024 * 1024
 
 
 def pinned_keys(layers: Iterable[Layer]) -> set[Key]:
-    """The keys that some stored plan of these layers needs. A plan that cannot be read pins nothing, and is said."""
+    """The keys that some stored plan of these layers needs. A plan that makes no sense pins nothing, and is said.
+
+    Raises CacheDirectoryError for plans that the system cannot read now: what they pin must not go meanwhile.
+    """
     return {key for layer in layers for name in _plan_names(layer.root) for key in _keys(layer, name)}
 
 
 def _plan_names(root: Path) -> list[str]:
-    with contextlib.suppress(OSError):
+    try:
         return sorted(name for name in os.listdir(root / PLANS) if name.endswith(".json"))
-    return []
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as problem:
+        raise _unreadable(root / PLANS, problem) from problem
 
 
 def _keys(layer: Layer, name: str) -> set[Key]:
@@ -35,8 +40,19 @@ def _keys(layer: Layer, name: str) -> set[Key]:
     except FileNotFoundError:
         return set()
     except (EntryError, ValueError) as problem:
+        if isinstance(problem.__cause__, OSError):
+            raise _unreadable(layer.root / PLANS / name, problem.__cause__) from problem
         logger.warning("Plan %s pins nothing: %s", layer.root / PLANS / name, problem)
         return set()
+
+
+def _unreadable(path: Path, problem: OSError) -> CacheDirectoryError:
+    return CacheDirectoryError(
+        where=str(path),
+        found=problem.strerror or str(problem),
+        needed="stored plans that can be read, to keep what they pin",
+        remedy="Mend its permissions or its file system, or remove it.",
+    )
 
 
 def keys_of_plan(content: bytes) -> set[Key]:

@@ -8,7 +8,7 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from jitspark.staging import STAGING, owned_name, remove, sweep
 from jitspark.store import ARTIFACTS, PLANS, Layer, entry_directory, entry_parts, keys_in
 from jitspark.toolchain import own_toolchain
 
-_LAYOUT = re.compile(r"(artifacts|plans|runtime)-v[0-9]+\Z")
+_LAYOUT = re.compile(r"(artifacts|plans|runtime)-v([0-9]{1,9})\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +78,7 @@ def prune(layer: Layer, rules: Rules, settings: Settings, others: Sequence[Layer
     Raises ToolchainError when other toolchains are to go and this process has none of its own.
     """
     entries = _candidates(layer)
-    chosen = _chosen(entries, rules)
-    pins = pinned_keys((layer, *others)) if chosen else set()
-    free = [(entry, why) for entry, why in chosen if entry.key not in pins]
+    free, pinned = _chosen(entries, rules, pinned_keys((layer, *others)))
     removed, gone, busy = _leftovers(layer, rules), set(), 0
     lock = _locks(layer, settings)
     for entry, why in free:
@@ -92,9 +90,7 @@ def prune(layer: Layer, rules: Rules, settings: Settings, others: Sequence[Layer
     if gone and not rules.dry_run:
         _forget(layer, gone)
     kept = [entry for entry in entries if entry not in gone]
-    return Pruned(
-        tuple(removed), len(kept), sum(e.size for e in kept), len(chosen) - len(free), busy, dry_run=rules.dry_run
-    )
+    return Pruned(tuple(removed), len(kept), sum(e.size for e in kept), pinned, busy, dry_run=rules.dry_run)
 
 
 def _candidates(layer: Layer) -> list[_Candidate]:
@@ -115,24 +111,32 @@ def _last_uses(layer: Layer) -> dict[str, int]:
     return {line.entry: line.last_use for line in lines(layer) if line.layer == str(layer.root)}
 
 
-def _chosen(entries: Sequence[_Candidate], rules: Rules) -> list[tuple[_Candidate, str]]:
-    """What the rules name, with the rule, least recently used first."""
+def _chosen(
+    entries: Sequence[_Candidate], rules: Rules, pins: Container[Key]
+) -> tuple[list[tuple[_Candidate, str]], int]:
+    """What the rules name, with the rule, least recently used first; and how many more they name that are pinned."""
     reason = _reason(rules)
-    left = sum(entry.size for entry in entries)
-    chosen, spared = [], []
+    left, pinned = sum(entry.size for entry in entries), 0
+    chosen: list[tuple[_Candidate, str]] = []
+    spared = []
     for entry in sorted(entries, key=lambda e: (e.last_use, e.key, e.toolchain)):
         why = reason(entry)
         if why is None:
             spared.append(entry)
+        elif entry.key in pins:
+            pinned += 1
         else:
             chosen.append((entry, why))
             left -= entry.size
     for entry in spared if rules.max_size is not None else ():
         if left <= (rules.max_size or 0):
             break
-        chosen.append((entry, "over the size limit"))
-        left -= entry.size
-    return chosen
+        if entry.key in pins:  # its bytes stay, so that others have to go
+            pinned += 1
+        else:
+            chosen.append((entry, "over the size limit"))
+            left -= entry.size
+    return chosen, pinned
 
 
 def _reason(rules: Rules) -> Callable[[_Candidate], str | None]:
@@ -203,12 +207,19 @@ def _leftovers(layer: Layer, rules: Rules) -> list[Removed]:
     removed = [Removed(path, 0, "left behind") for path in sweep(layer.root, dry_run=rules.dry_run)]
     removed += [Removed(path, 0, "expired") for path in sweep_failures(layer.root, dry_run=rules.dry_run)]
     for name in sorted(os.listdir(layer.root)) if rules.old_layouts else ():
-        if _LAYOUT.match(name) and name not in (ARTIFACTS, PLANS, RUNTIME):
+        if _is_old(name):
             path = layer.root / name
             removed.append(Removed(path, _size(path), "another layout's"))
             if not rules.dry_run:
                 _remove_layout(layer, path)
     return removed
+
+
+def _is_old(name: str) -> bool:
+    """Whether `name` is a layout's folder before today's. A later one is a newer version's, at work on this root."""
+    layout = _LAYOUT.match(name)
+    today = next((each for each in (ARTIFACTS, PLANS, RUNTIME) if layout and each.startswith(f"{layout[1]}-v")), None)
+    return layout is not None and today is not None and int(layout[2]) < int(today.rpartition("v")[2])
 
 
 def _remove_layout(layer: Layer, path: Path) -> None:

@@ -1,5 +1,6 @@
 """What prune removes, what stays, and that verify and stats say what is there."""
 
+import errno
 import json
 import os
 import time
@@ -12,7 +13,7 @@ from cache_tools.prune import Rules, prune
 from cache_tools.quantities import parse_age, parse_size
 from cache_tools.stats import stats
 from cache_tools.verify import verify
-from jitspark.errors import CompileError, ToolchainError, UsageError
+from jitspark.errors import CacheDirectoryError, CompileError, ToolchainError, UsageError
 from jitspark.failures import FAILURES, remember_failure, remembered_failure
 from jitspark.loader import Loader
 from jitspark.lock import Lock, keys_folder
@@ -252,3 +253,42 @@ def test_what_is_no_quantity_is_refused(text):
         with pytest.raises(UsageError) as refused:
             parse(text, "--option")
         assert refused.value.found == repr(text[:80])
+
+
+def test_what_is_pinned_does_not_count_as_freed(layer, run):
+    """The least recently used entry is pinned: others have to go until the size is met."""
+    write_plan(layer, "a.json", {"keys": [ITEMS[0].key.path]})
+
+    result = run(max_size=2 * entry_size(layer) + 100)
+
+    assert left(layer) == keys([ITEMS[0], ITEMS[3]])
+    assert (result.kept, result.pinned) == (2, 1)
+
+
+def test_a_later_layout_is_no_old_one(layer, run):
+    (layer.root / "artifacts-v2").mkdir()
+
+    assert run(old_layouts=True).removed == ()
+    assert (layer.root / "artifacts-v2").exists()
+
+
+def test_plans_that_cannot_be_read_now_keep_everything(layer, run, monkeypatch):
+    write_plan(layer, "a.json", {"keys": [ITEMS[0].key.path]})
+    real = os.read
+
+    def failing(descriptor, size):
+        if "plans-v1" in os.readlink(f"/proc/self/fd/{descriptor}"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(descriptor, size)
+
+    monkeypatch.setattr("jitspark.folders.os.read", failing)
+    with pytest.raises(CacheDirectoryError, match="plans-v1"):
+        run(max_size=0)
+
+    assert left(layer) == keys(ITEMS)
+
+
+def test_an_entry_that_goes_while_it_is_verified_is_not_bad(layer, run, monkeypatch):
+    monkeypatch.setattr("cache_tools.verify.keys_in", lambda layer: [*keys_in(layer), *(run(max_size=0) and ())])
+
+    assert (verify([layer]).entries, verify([layer]).bad) == (0, ())
