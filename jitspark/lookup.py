@@ -83,7 +83,7 @@ class Lookup:
         self.toolchain = toolchain or own_toolchain()
         self.own = None if self.toolchain is None else toolchain_digest(self.toolchain)
         self._memory: dict[Key, Entry] = {}
-        self._bad: set[tuple[Path, Key, str]] = set()
+        self._bad: set[tuple[Layer, Key, str]] = set()
 
     def remember(self, entry: Entry) -> None:
         """Keep an entry in memory, for a process that could not publish it."""
@@ -123,7 +123,7 @@ class Lookup:
 
     def _first(self, layers: Iterable[Layer], key: Key, toolchain: str, *, whole: bool) -> Entry | None:
         for layer in layers:
-            if (layer.root, key, toolchain) in self._bad:
+            if (layer, key, toolchain) in self._bad:
                 continue
             try:
                 entry = read_entry(layer, key, toolchain, whole=whole)
@@ -145,7 +145,7 @@ class Lookup:
         what = "moved to quarantine" if fate == "moved" else "passed over"
         say_once(f"Bad cache entry {entry_directory(layer.root, key, toolchain)} ({what}): {problem.found}.")
         if fate == "stuck":
-            self._bad.add((layer.root, key, toolchain))
+            self._bad.add((layer, key, toolchain))
 
     @functools.cached_property
     def _runtime(self) -> ctypes.CDLL:

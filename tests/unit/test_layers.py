@@ -153,3 +153,16 @@ def test_names_that_are_no_keys_are_passed_over(entry):
     (top / "a file").write_text("")
 
     assert [key for key, _ in keys_in(Layer(entry.layer.root, writable=True))] == [entry.key]
+
+
+def test_a_root_that_is_named_twice_is_repaired_all_the_same(entry, tmp_path, templates):
+    """As a read-only layer a bad entry can only be passed over; as the writable one it is set aside, once."""
+    (entry.directory / "kernel.so").chmod(0o644)
+    (entry.directory / "kernel.so").write_bytes(b"damage")
+    root = entry.layer.root
+    lookup = Lookup(settings_for(root, tmp_path, cache_path=(root,)))
+
+    assert lookup.find(entry.key, whole=True) is None
+    assert not entry.directory.exists()
+    fill(root, [ITEM], templates)
+    assert lookup.find(entry.key, whole=True) is not None
