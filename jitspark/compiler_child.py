@@ -1,4 +1,7 @@
-"""A compiler child: one process that compiles what it is handed, one specialization at a time."""
+"""A compiler child: one process that compiles what it is handed, one specialization at a time.
+
+It is never waited for: an answer is read as far as it has come, so that a child which hangs blocks nobody.
+"""
 
 import contextlib
 import json
@@ -20,6 +23,7 @@ COMMAND = (sys.executable, "-m", "jitspark.compiler")
 # A child grows by about 2 MB a compile.
 COMPILES_PER_CHILD = 50
 COMPILE_LIMIT_SECONDS = 900.0
+MAX_ANSWER_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +36,10 @@ class Answer:
 
 
 class CompilerChild:
-    """Start with `CompilerChild(command)`, `ask`, wait until `fileno()` is readable, `answer`, at last `close`."""
+    """Start with `CompilerChild(command)` and `ask`; `answer` whenever `fileno()` is readable; at last `close`."""
 
     def __init__(self, command: tuple[str, ...] = COMMAND, beside: Path | None = None) -> None:
-        """Start the child; its home and temporary files go below `beside` (default: the system's temporary directory)."""
+        """Start the child; its home and temporary files go below `beside`, or else in the system's place for them."""
         prefix = f"{os.uname().nodename}.{os.getpid()}."
         self._home = tempfile.TemporaryDirectory(prefix=prefix, dir=beside, ignore_cleanup_errors=True)
         home = Path(self._home.name)
@@ -47,7 +51,10 @@ class CompilerChild:
             stderr=self._log,
             env=child_environment(home),
             cwd=home,
+            bufsize=0,
         )
+        os.set_blocking(self.fileno(), False)
+        self._said = b""
         self.compiles = 0
         self.asked_at = 0.0
 
@@ -79,28 +86,39 @@ class CompilerChild:
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
-            self._process.stdin.flush()
 
     def overdue(self) -> bool:
         return time.monotonic() - self.asked_at > COMPILE_LIMIT_SECONDS
 
-    def answer(self) -> Answer:
-        """The answer to the last `ask`. Raises the error that the child reported, or ChildDied when it ended."""
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
+    def answer(self) -> Answer | None:
+        """The answer to the last `ask`, None while there is no whole one; never waits for it.
+
+        Raises the error that the child reported, or ChildDied when it ended or says what is no answer.
+        """
         try:
-            value: Any = json.loads(line)
-            if "error" in value:
-                raise JitsparkError.from_json(value)
-            return Answer(str(value["signature"]), tuple(value["needs"]), float(value["seconds"]))
-        except (ValueError, TypeError, KeyError):
-            raise self._died(line) from None
+            more = os.read(self.fileno(), MAX_ANSWER_BYTES)
+        except BlockingIOError:
+            return None
+        self._said += more
+        line, whole, rest = self._said.partition(b"\n")
+        if rest or not more or len(line) > MAX_ANSWER_BYTES:  # a second answer would be taken for the next one's
+            raise self._died(self._said)
+        if not whole:
+            return None
+        self._said = b""
+        answer = _answer_in(line)
+        if answer is None:
+            raise self._died(line)
+        if isinstance(answer, JitsparkError):
+            raise answer
+        return answer
 
     def _died(self, line: bytes) -> "ChildDied":
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=1.0)  # its end and the end of its output are not one moment
-        self._process.kill()
-        status = self._process.wait()
+        try:
+            status = self._process.wait(timeout=1.0)  # its end and the end of its output are not one moment
+        except subprocess.TimeoutExpired:
+            status = None  # it lives, and what it said makes no sense
+            self._process.kill()
         self._log.seek(0)
         log = (self._log.read()[-8000:] + line[-500:]).decode(errors="replace").replace(self._home.name, ".")
         return ChildDied(status, log.strip())
@@ -116,10 +134,24 @@ class CompilerChild:
         self._home.cleanup()
 
 
-class ChildDied(Exception):
-    """The child ended without an answer. `killed`: from outside, so the same compile may well succeed again."""
+def _answer_in(line: bytes) -> Answer | JitsparkError | None:
+    """What a line of the child's says; None for what is no answer."""
+    try:
+        value: Any = json.loads(line)
+        if "error" not in value:
+            return Answer(str(value["signature"]), tuple(map(str, value["needs"])), float(value["seconds"]))
+        return JitsparkError.from_json({name: str(item) for name, item in value.items()})
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None
 
-    def __init__(self, status: int, log: str) -> None:
+
+class ChildDied(Exception):
+    """The child ended without an answer, or was ended for saying what is none (`status` None).
+
+    `killed`: from outside, so the same compile may well succeed again.
+    """
+
+    def __init__(self, status: int | None, log: str) -> None:
         super().__init__(status, log)
         self.status = status
         self.log = log
@@ -129,10 +161,12 @@ class ChildDied(Exception):
         return self.status in (-9, -15)
 
     def as_error(self, where: str) -> CompileError:
-        how = f"signal {-self.status}" if self.status < 0 else f"status {self.status}"
+        how = "was ended: it said what is no answer"
+        if self.status is not None:
+            how = f"ended with {'signal' if self.status < 0 else 'status'} {abs(self.status)} and no answer"
         return CompileError(
             where=where,
-            found=f"the compiler ended with {how} and no answer",
+            found=f"the compiler {how}",
             needed="a compiled kernel",
             remedy="See the log; `jitspark doctor` checks the toolchain.",
             log=self.log,

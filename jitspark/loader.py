@@ -16,6 +16,7 @@ from typing import Any
 
 from jitspark.errors import EntryError, TargetError
 from jitspark.memory_file import sealed_memory_file
+from jitspark.record import check_library
 from jitspark.runtime_library import find_runtime_library, load_runtime_library, offers, without_collecting
 from jitspark.settings import Settings
 from jitspark.store import Entry
@@ -106,8 +107,9 @@ def check_usable(entry: Entry) -> None:
 def map_artifact(content: bytes, sha256: str, symbol: str) -> int | None:
     """Map `content` from a sealed memory file, for good; the address of `symbol` in it, None when it has none.
 
-    No descriptor stays open. Works on mounts that forbid execution. Raises EntryError for what is no library.
+    No descriptor stays open. Works on mounts that forbid execution. Raises EntryError for what is no whole library.
     """
+    check_library(content, f"artifact {sha256[:12]}")
     try:
         descriptor = sealed_memory_file(_memory_name(sha256), content)
         try:

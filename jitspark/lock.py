@@ -36,6 +36,8 @@ class Holder:
 
     def is_stuck(self) -> bool:
         """Whether the holder is stopped, or hangs in a system call: it may never free what it holds."""
+        if self.node != os.uname().nodename:  # another container's process ids are not ours
+            return False
         try:
             state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
         except (OSError, IndexError):
@@ -64,10 +66,16 @@ class Lock:
         except (OSError, NotImplementedError) as problem:
             say_once(f"Ranks cannot share the compiling: locks in {self._holder_path.parent} do not work ({problem}).")
             return True
+        self.note(what)
+        return True
+
+    def note(self, what: str) -> None:
+        """Say what the lock is held for, from now on; only its holder may."""
+        if not self._lock.is_locked:
+            return
         holder = Holder(os.getpid(), os.uname().nodename, what, time.time())
         with contextlib.suppress(OSError):
             self._holder_path.write_text(json.dumps(asdict(holder)))
-        return True
 
     def release(self) -> None:
         if self._lock.is_locked:
@@ -82,18 +90,7 @@ class Lock:
             holder = Holder(int(value["pid"]), str(value["node"]), str(value["what"]), float(value["since"]))
         except (OSError, ValueError, TypeError, KeyError, RecursionError):
             return None
-        return holder if _alive(holder.pid) else None
-
-
-def _alive(pid: int) -> bool:
-    """A killed holder leaves its name behind."""
-    try:
-        os.kill(pid, 0)
-    except PermissionError:
-        return True
-    except (OSError, OverflowError):
-        return False
-    return True
+        return holder if holder.alive() else None
 
 
 class LockDirectory:

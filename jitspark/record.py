@@ -7,6 +7,7 @@ bytes as they stand: any changed byte is noticed without parsing. Bytes from dis
 import hashlib
 import json
 import re
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,8 @@ _SYMBOL = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,255}\Z")
 _FLAVOUR = re.compile(r"cu[0-9]{1,3}\Z")
 # Printable, as it is shown to people: no escape sequence, no lone surrogate.
 _SIGNATURE = re.compile(r"[ -~]{1,65535}\Z")
+_ELF_HEADER = 64
+_SEGMENT = struct.Struct("<IIQQQQQQ")  # type, flags, offset, two addresses, size in the file, size in memory, alignment
 # How `canonical` writes what is plain already.
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
 
@@ -109,6 +112,21 @@ def check_artifact(record: Record, content: bytes, where: str) -> None:
     """Raise EntryError unless `content` is the artifact that `record` describes, byte for byte."""
     if len(content) != record.size or hashlib.sha256(content).hexdigest() != record.sha256:
         raise _bad(where, f"{len(content)} bytes that differ from the record's digest", f"{record.size} bytes as built")
+
+
+def check_library(content: bytes, where: str) -> None:
+    """Raise EntryError unless `content` is a whole 64-bit ELF library: mapping one that was cut off is a SIGBUS."""
+    problem = "no 64-bit ELF library"
+    if content[:6] == b"\x7fELF\x02\x01" and len(content) >= _ELF_HEADER:
+        (start,) = struct.unpack_from("<Q", content, 32)
+        size, count = struct.unpack_from("<HH", content, 54)
+        problem = "" if size == _SEGMENT.size and start + size * count <= len(content) else "an ELF library cut short"
+        for index in range(0 if problem else count):
+            _, _, offset, _, _, in_file, _, _ = _SEGMENT.unpack_from(content, start + index * size)
+            if offset + in_file > len(content):
+                problem = "an ELF library cut short"
+    if problem:
+        raise _bad(where, problem, "a whole library")
 
 
 def _parse(content: bytes, where: str) -> tuple[dict[str, Any], str, str]:

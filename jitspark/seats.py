@@ -3,15 +3,17 @@
 A slot is held exactly as long as a child lives, so a node never has more children than slots.
 """
 
+import contextlib
 import selectors
 import shutil
 import tempfile
 from pathlib import Path
 
 from jitspark.compiler_child import CompilerChild
-from jitspark.errors import CompileError, ToolchainError
+from jitspark.errors import CompileError, EntryError, ToolchainError
 from jitspark.lock import Lock
 from jitspark.progress import Wanted
+from jitspark.record import check_library
 from jitspark.store import ARTIFACT
 
 
@@ -25,19 +27,23 @@ class Job:
         self.directory = Path(tempfile.mkdtemp(dir=folder))
 
     def artifact(self) -> bytes:
-        """What the child wrote. An answer without a file is a failed compile."""
+        """What the child wrote. An answer without a file, or with part of one, is a failed compile."""
+        content, found = b"", "no artifact"
         try:
             content = (self.directory / ARTIFACT).read_bytes()
+            check_library(content, ARTIFACT)
         except OSError:
-            content = b""
-        if not content:
-            raise CompileError(
-                where=self.item.specialization.title(),
-                found="an answer from the compiler, but no artifact",
-                needed=ARTIFACT,
-                remedy="Run `jitspark doctor`.",
-            )
-        return content
+            pass
+        except EntryError as problem:
+            found = problem.found if content else found
+        else:
+            return content
+        raise CompileError(
+            where=self.item.specialization.title(),
+            found=f"an answer from the compiler, but {found}",
+            needed=ARTIFACT,
+            remedy="Run `jitspark doctor`.",
+        )
 
     def close(self) -> None:
         self._lock.release()
@@ -53,8 +59,9 @@ class Seat:
         self.job: Job | None = None
 
     def ask(self) -> None:
-        """Hand the job to the child."""
+        """Hand the job to the child, and say in the slot since when."""
         assert self.job is not None
+        self.slot.note(self.job.item.specialization.title())
         self.child.ask(self.job.item.specialization, self.job.item.key, self.job.directory)
 
 
@@ -101,7 +108,7 @@ class Seats:
 
     def leave(self, seat: Seat) -> None:
         """End the child and free its slot; an unfinished job is dropped."""
-        if seat.child in self._selector.get_map():
+        with contextlib.suppress(KeyError, ValueError):  # it was closed already when no other could be started
             self._selector.unregister(seat.child)
         self._seats.remove(seat)
         seat.child.close()

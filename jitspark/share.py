@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 from jitspark.compiler_child import COMPILE_LIMIT_SECONDS, Answer, ChildDied
-from jitspark.errors import CacheDirectoryError, CompileError, JitsparkError
+from jitspark.errors import CacheDirectoryError, CompileError, EntryError, JitsparkError
 from jitspark.failures import clean_log, forget_failure, remember_failure, remembered_failure
 from jitspark.key import Key
 from jitspark.lock import POLL_SECONDS, Holder, Lock
 from jitspark.progress import Progress, Wanted
-from jitspark.record import Record
+from jitspark.record import Record, record_from_bytes
 from jitspark.seats import Job, Seat, Seats
 from jitspark.settings import Settings
 from jitspark.store import Entry, put
@@ -133,7 +133,7 @@ class _Share:
     def _slot(self) -> Lock | None:
         locks = self._place.locks
         slot = locks.try_slot("compiling")
-        if slot is None and self._impatient() and any(holder.is_stuck() for holder in locks.slot_holders()):
+        if slot is None and self._impatient() and any(map(_hangs, locks.slot_holders())):
             return locks.slot(0)  # not ours; others that work through long lists are waited for
         return slot
 
@@ -166,13 +166,16 @@ class _Share:
         return time.monotonic() - self._last_news > PATIENCE_SECONDS
 
     def _take_answer(self, seat: Seat) -> None:
-        job, self._last_news = seat.job, time.monotonic()
+        job = seat.job
         if job is None:  # an idle child died; its seat is filled or left on the next round
             self._seats.leave(seat)
             return
         try:
             answer = seat.child.answer()
+            if answer is None:
+                return
             content = job.artifact()
+            record = self._record(job, answer, content)
         except ChildDied as death:
             self._seats.replace_child(seat)
             if death.killed and job.tries < TRIES:
@@ -184,27 +187,36 @@ class _Share:
             self._fail(job, error, remember=True)
         else:
             seat.job = None
-            self._finish(job, answer, content)
+            self._finish(job, record, content, answer.seconds)
             return
         seat.job = None
         job.close()
 
     def _fail(self, job: Job, error: JitsparkError, *, remember: bool) -> None:
         """Settle the job as failed; what only this process or this moment can fail of is not remembered."""
+        self._last_news = time.monotonic()
         if isinstance(error, CompileError):
             error.log = clean_log(error.log)
             if remember and self._layer is not None and not self._place.is_full():
                 remember_failure(self._layer, job.item.key, self._toolchain, error)
         self._progress.settle_failed(job.item, error)
 
-    def _finish(self, job: Job, answer: Answer, content: bytes) -> None:
-        toolchain = self._progress.lookup.toolchain
+    def _record(self, job: Job, answer: Answer, content: bytes) -> Record:
+        """The artifact's record, as every reader will take it: what they would refuse is a failed compile."""
+        toolchain, item = self._progress.lookup.toolchain, job.item
         assert toolchain is not None
-        record = Record.of(job.item.recipe, toolchain, content, answer.signature, answer.needs, CUDA_FLAVOUR)
+        record = Record.of(item.recipe, toolchain, content, answer.signature, answer.needs, CUDA_FLAVOUR)
+        try:
+            return record_from_bytes(record.to_bytes(), item.specialization.title(), item.key, self._toolchain)
+        except EntryError as problem:
+            raise CompileError(**problem.fields()) from None
+
+    def _finish(self, job: Job, record: Record, content: bytes, seconds: float) -> None:
+        self._last_news = time.monotonic()
         self._publishing.add(job.item.key)
         try:
             self._fill_seats(self._free())  # the child goes on while this entry is forced to disk
-            self._progress.settle_compiled(job.item, self._keep(job, record, content), answer.seconds)
+            self._progress.settle_compiled(job.item, self._keep(job, record, content), seconds)
         finally:
             self._publishing.discard(job.item.key)
             job.close()
@@ -247,3 +259,8 @@ class _Share:
                 death = ChildDied(-9, f"no answer within {COMPILE_LIMIT_SECONDS:.0f} seconds")
                 self._fail(job, death.as_error(title), remember=True)
                 self._seats.leave(seat)
+
+
+def _hangs(holder: Holder) -> bool:
+    """Whether a slot's holder is stopped, or has begun no compile for longer than any takes."""
+    return holder.is_stuck() or time.time() - holder.since > PATIENCE_SECONDS

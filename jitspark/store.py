@@ -29,7 +29,14 @@ from jitspark.folders import (
     sync,
 )
 from jitspark.key import Key
-from jitspark.record import MAX_ARTIFACT_BYTES, MAX_RECORD_BYTES, Record, check_artifact, record_from_bytes
+from jitspark.record import (
+    MAX_ARTIFACT_BYTES,
+    MAX_RECORD_BYTES,
+    Record,
+    check_artifact,
+    check_library,
+    record_from_bytes,
+)
 from jitspark.staging import QUARANTINE, fresh_name, staging
 
 ARTIFACTS = "artifacts-v1"
@@ -91,6 +98,7 @@ def _artifact(layer: Layer, folder: int, parts: tuple[str, ...], record: Record)
     where = place(layer.root, parts)
     content = read_file(folder, ARTIFACT, MAX_ARTIFACT_BYTES, where, trusted=layer.trusted)
     check_artifact(record, content, where)
+    check_library(content, where)
     return content
 
 

@@ -1,7 +1,8 @@
 """A compiler child that speaks the real one's protocol and takes a known time: races become cheap to make.
 
-`stub_compiler.py --templates DIR [--seconds S] [--log FILE] [--answer good|fail|exit|nothing] PARENT_PID`. Its artifact
-is a template whose function returns a number that says which key it was compiled for.
+`stub_compiler.py --templates DIR [--seconds S] [--log FILE] [--answer KIND] PARENT_PID`. Its artifact is a
+template whose function returns a number that says which key it was compiled for. KIND is good, or how it goes wrong:
+fail, exit, nothing (no artifact), cut (half of one), odd (what no record may hold), or one of those in _SAID.
 """
 
 import argparse
@@ -45,6 +46,16 @@ def note(path, text):
         os.close(descriptor)
 
 
+# What such a child says instead of an answer, before it hangs.
+_SAID = {
+    "half": '{"signature": "stub(',
+    "garbage": "[jit] compiling...\n",
+    "null": "null\n",
+    "twice": '{"signature": "a", "needs": [], "seconds": 0}\n' * 2,
+    "endless": "x" * 2_000_000,
+}
+
+
 def answer(request, options):
     if options.answer == "exit":
         (Path(request["directory"]) / "kernel.so").write_bytes(b"")
@@ -57,9 +68,12 @@ def answer(request, options):
         return {"error": "CompileError", **parts, "log": log}
     template = (options.templates / f"{request['kernel']}.so").read_bytes()
     content = artifact_of(template, request["kernel"], request["axes"], request["target"])
+    if options.answer == "cut":
+        content = content[: len(content) // 2]
     if options.answer != "nothing":
         (Path(request["directory"]) / "kernel.so").write_bytes(content)
-    return {"signature": f"{request['kernel']}()", "needs": [], "seconds": options.seconds}
+    signature = "\x1b[2J" if options.answer == "odd" else f"{request['kernel']}()"
+    return {"signature": signature, "needs": [], "seconds": options.seconds}
 
 
 def main():
@@ -72,6 +86,10 @@ def main():
         name = f"{request['kernel']} {request['axes']} {request['target']}"
         note(options.log, f"start {os.getpid()} {time.monotonic():.4f} {name}")
         time.sleep(options.seconds)
+        if options.answer in _SAID:
+            sys.stdout.write(_SAID[options.answer])
+            sys.stdout.flush()
+            time.sleep(600.0)
         result = answer(request, options)
         note(options.log, f"end {os.getpid()} {time.monotonic():.4f} {name}")
         sys.stdout.write(json.dumps(result) + "\n")

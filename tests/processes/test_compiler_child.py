@@ -2,6 +2,7 @@
 
 import json
 import os
+import select
 import subprocess
 import sys
 from dataclasses import replace
@@ -17,6 +18,12 @@ from jitspark.geometry import deployment
 from jitspark.registry import specializations
 
 
+def answer_of(child):
+    """The child's answer, waited for."""
+    select.select([child], [], [], 60.0)
+    return wait_until(child.answer, timeout=60.0)
+
+
 @pytest.fixture
 def child():
     child = CompilerChild()
@@ -28,10 +35,10 @@ def test_bytes_of_other_sources_than_the_key_says_are_refused(child, tmp_path):
     (item, *_) = wanted_for(specializations(deployment("tiny", 1), ["rmsnorm"]), ["sm_90a"])
     child.ask(item.specialization, replace(item.key, recipe="0" * 64), tmp_path)
     with pytest.raises(SpecError, match="changed after its key was made"):
-        child.answer()
+        answer_of(child)
 
     child.ask(item.specialization, item.key, tmp_path)
-    assert "Tensor(" in child.answer().signature
+    assert "Tensor(" in answer_of(child).signature
 
 
 def command_line(pid):

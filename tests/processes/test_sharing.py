@@ -300,3 +300,53 @@ def test_the_stub_process_reports_a_wrong_kernel(task, tmp_path, templates):
 
     with pytest.raises(AssertionError, match="wrong kernels"):
         user.report()
+
+
+def test_a_slot_whose_holder_begins_no_compile_is_not_waited_for_forever(task, log, tmp_path):
+    """It runs, so that its locks stay; but it hangs in something of its own, such as a collective."""
+    held = hold_all_locks(tmp_path, [])
+    task |= {"patience_seconds": 1.0}
+
+    with cache_users([task]) as (user,):
+        user.go()
+        time.sleep(0.5)
+        assert compiles(log) == []
+        assert len(user.report(timeout=30.0)["compiled"]) == 1
+    for lock in held:
+        lock.release()
+
+
+def test_slots_whose_holders_begin_compiles_are_waited_for(task, log, tmp_path):
+    held = hold_all_locks(tmp_path, [])
+    task |= {"patience_seconds": 1.0}
+
+    with cache_users([task]) as (user,):
+        user.go()
+        for _ in range(15):
+            time.sleep(0.2)
+            for lock in held:
+                lock.note("the next of many")
+        assert compiles(log) == []
+        for lock in held:
+            lock.release()
+        assert len(user.report(timeout=30.0)["compiled"]) == 1
+
+
+def test_a_slot_names_what_is_compiled_in_it(task, log, tmp_path):
+    with cache_users([{**task, "seconds": 60.0, "slots": 1}]) as (user,):
+        user.go()
+        wait_until(lambda: compiles(log))
+        holder = Lock(tmp_path / "locks" / "slots" / "0.lock").holder()
+
+    assert (holder.pid, holder.what) == (user.process.pid, "stub(n=0)")
+
+
+def test_a_holder_in_another_container_is_named_though_its_process_is_not_seen_here(tmp_path):
+    lock = Lock(tmp_path / "0.lock")
+    (tmp_path / "0.holder").write_text(json.dumps({"pid": 2**22 + 7, "node": "pod-1", "what": "stub", "since": 1.0}))
+    assert (lock.holder().node, lock.holder().is_stuck()) == ("pod-1", False)
+
+    (tmp_path / "0.holder").write_text(
+        json.dumps({"pid": 2**22 + 7, "node": os.uname().nodename, "what": "stub", "since": 1.0})
+    )
+    assert lock.holder() is None
