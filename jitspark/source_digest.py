@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 def kernel_sources(kernel: str, module: str = "kernel", root: Path = ROOT) -> tuple[tuple[str, str], ...]:
     """(relative name, sha256) of every source that the kernel's code comes from, sorted by name.
 
-    Raises SpecError when a source is missing or is no Python.
+    Raises SpecError when a source cannot be read.
     """
     start = f"{PACKAGE}/{kernel}/{module}.py"
     found: dict[str, str] = {}
@@ -36,16 +36,23 @@ def kernel_sources(kernel: str, module: str = "kernel", root: Path = ROOT) -> tu
 def _read(root: Path, name: str) -> tuple[str, tuple[str, ...]]:
     try:
         content = (root / name).read_bytes()
-        tree = ast.parse(content, filename=name)
-    except (OSError, SyntaxError, ValueError) as problem:
+    except OSError as problem:
         raise SpecError(
             where=name,
-            found=f"{type(problem).__name__}: {problem}".replace(str(root), "."),
+            found=problem.strerror or str(problem),
             needed="a readable Python source",
-            remedy="Mend or restore the file.",
+            remedy="Restore the file.",
         ) from None
-    imports = {found for module in _imported(tree, name) for found in _files(root, module)}
-    return hashlib.sha256(content).hexdigest(), tuple(sorted(imports))
+    return hashlib.sha256(content).hexdigest(), tuple(sorted(_files_imported(root, name, content)))
+
+
+def _files_imported(root: Path, name: str, content: bytes) -> set[str]:
+    """None for what is no Python: it has a key all the same, whose compile fails alone and says where."""
+    try:
+        tree = ast.parse(content, filename=name)
+    except (SyntaxError, ValueError):
+        return set()
+    return {found for module in _imported(tree, name) for found in _files(root, module)}
 
 
 def _imported(tree: ast.Module, name: str) -> Iterator[str]:

@@ -268,6 +268,16 @@ def test_when_a_kernel_fails_the_others_are_built_and_it_is_named(tmp_path, brok
     assert str(broken_checkout) not in retried_text
 
 
+def test_a_kernel_that_is_no_python_fails_alone(tmp_path, broken_checkout):
+    (broken_checkout / "kernel_specs/gated_residual_rmsnorm/kernel.py").write_text("def kernel(:\n")
+
+    report, text = warm(tmp_path, *SELECTION, "--kernel", "gated_residual_rmsnorm", root=broken_checkout, code=6)
+
+    assert report["compiled"] > 3
+    assert report["failed"] > 0 and report["compiled"] + report["failed"] == report["entries"]
+    assert "SyntaxError" in text and "Traceback" not in text
+
+
 def test_a_full_cache_directory_is_one_error(tmp_path):
     (tmp_path / "cache").mkdir()
     mount = f"mount -t tmpfs -o size=100k,mode=755 none {tmp_path}/cache"
