@@ -96,7 +96,7 @@ def _annotations(contents: Contents) -> dict[str, str]:
 def _write_layer(folder: Path, contents: Contents) -> tuple[str, _Blob]:
     """The diff id (of the tar) and the blob (of what it compresses to)."""
     plain, packed_digest, size = hashlib.sha256(), hashlib.sha256(), 0
-    gzip = zlib.compressobj(9, zlib.DEFLATED, 16 + zlib.MAX_WBITS)  # its header holds no time and no name
+    gzip = zlib.compressobj(6, zlib.DEFLATED, 16 + zlib.MAX_WBITS)  # its header holds no time and no name
     write_below(folder, "blobs/sha256/layer", b"")
     staged = folder / "blobs/sha256/layer"
     staged.chmod(0o644)
