@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cache_tools.archive import MANIFEST, MAX_SIGNATURE_BYTES, SIGNATURE, Members, Source, bad_pack
-from cache_tools.manifest import ListedFile, Manifest, manifest_from_bytes
+from cache_tools.manifest import MAX_TOTAL_BYTES, ListedFile, Manifest, manifest_from_bytes
 from cache_tools.signing import Trust, check_trust
 
 _ZSTANDARD = b"\x28\xb5\x2f\xfd"
@@ -101,6 +101,10 @@ def _check_header(header: tuple[str, int] | None, file: ListedFile, where: str) 
 
 
 def _unlisted(members: Members, header: tuple[str, int] | None) -> Iterator[tuple[str, bytes]]:
+    total = 0
     while header is not None:
+        total += header[1]
+        if total > MAX_TOTAL_BYTES:
+            raise bad_pack(header[0], f"more than {MAX_TOTAL_BYTES} bytes", f"at most {MAX_TOTAL_BYTES}")
         yield header[0], members.content()
         header = members.header()

@@ -5,10 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cache_tools.entries import entries_in
+from cache_tools.opened import opened_pack
 from cache_tools.roots import readable_layers, readable_root
 from cache_tools.signed_layers import unsigned_files
 from cache_tools.signing import ANY, Trust
 from cache_tools.sources import read_source
+from cache_tools.unpack import PackedEntry, packed_items
 from cache_tools.verify import Bad, Verified, verified_lines, verify
 from jitspark.settings import Settings
 from jitspark.store import Entry
@@ -35,8 +37,8 @@ def verify_source(source: Path | None, trust: Trust | None, share: float | None,
     Raises PackError for a bad pack: of it nothing is known but the first thing that is wrong.
     """
     if source is not None and not source.is_dir():
-        entries: Sequence[Entry] = read_source(source, trust or ANY, settings).entries
-        hashed, unsigned = Verified(len(entries), sum(entry.record.size for entry in entries), ()), []
+        hashed, unsigned = _read_through(source, trust or ANY), []
+        entries: Sequence[Entry] = read_source(source, trust or ANY, settings).entries if share else ()
     else:
         layers = readable_layers(settings) if source is None else (readable_root(source, settings),)
         hashed, unsigned = verify(layers), list(unsigned_files(layers, trust)) if trust else []
@@ -44,6 +46,13 @@ def verify_source(source: Path | None, trust: Trust | None, share: float | None,
     different, skipped, same = _rebuilt(entries, share, settings) if share else ((), (), None)
     bad = (*hashed.bad, *unsigned, *different)
     return VerifiedSource(hashed.entries, hashed.size, bad, trust is not None, same, skipped)
+
+
+def _read_through(file: Path, trust: Trust) -> Verified:
+    """A pack, entry by entry, so that it need not fit into memory. Raises PackError at the first thing that is wrong."""
+    with opened_pack(file, trust) as pack:
+        sizes = [item.record.size for item in packed_items(pack, str(file)) if isinstance(item, PackedEntry)]
+    return Verified(len(sizes), sum(sizes), ())
 
 
 def _rebuilt(

@@ -153,8 +153,9 @@ def _pack(pack: Path, settings: Settings) -> str:
     from cache_tools.unpack import PackedEntry, packed_items
 
     with opened_pack(pack, ANY) as opened:
-        found = [item for item in packed_items(opened, str(pack)) if isinstance(item, PackedEntry)]
-    needs = needs_of((item.key, item.record) for item in found)
+        items = packed_items(opened, str(pack))
+        found = [(item.key, item.record) for item in items if isinstance(item, PackedEntry)]
+    needs = needs_of(found)
     signed = "signed, not checked here" if opened.signature else "not signed"
     return f"{len(found)} entries{_offered(needs, settings)}; {signed}"
 
@@ -177,10 +178,8 @@ def _offered(needs: Needs, settings: Settings) -> str:
 
 def _gpu_note(needs: Needs) -> str:
     here = gpu_targets()
-    if here is None:
-        return "; no GPU to launch on"
-    fitting = sorted(set(here) & set(needs.targets))
-    return f"; the GPUs here run those for {', '.join(fitting)}" if fitting else "; NONE is for the GPUs here"
+    fitting = ", ".join(sorted(set(here or ()) & set(needs.targets))) or "none of them"
+    return "; no GPU to launch on" if here is None else f"; the GPUs here run {fitting}"
 
 
 def _driver(_: Settings) -> str:
