@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from stub_cache import fill, lookup_in, other_toolchain, settings_for, wanted
 
+from jitspark.build import build
 from jitspark.key import toolchain_digest
 from jitspark.lookup import Lookup, open_roots
 from jitspark.settings import from_environment
@@ -166,3 +167,13 @@ def test_a_root_that_is_named_twice_is_repaired_all_the_same(entry, tmp_path, te
     assert not entry.directory.exists()
     fill(root, [ITEM], templates)
     assert lookup.find(entry.key, whole=True) is not None
+
+
+def test_a_build_of_hits_writes_nothing_and_takes_no_lock(entry, read_only, tmp_path):
+    """In any layer; the last use is noted by who loads, afterwards (`note_uses`)."""
+    image = read_only("image", wanted(2, start=1))
+    settings = settings_for(entry.layer.root, tmp_path, cache_path=(image.root,))
+    before = state_of(tmp_path)
+
+    assert build(wanted(3), Lookup(settings), settings).hits == 3
+    assert state_of(tmp_path) == before

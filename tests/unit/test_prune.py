@@ -292,3 +292,12 @@ def test_an_entry_that_goes_while_it_is_verified_is_not_bad(layer, run, monkeypa
     monkeypatch.setattr("cache_tools.verify.keys_in", lambda layer: [*keys_in(layer), *(run(max_size=0) and ())])
 
     assert (verify([layer]).entries, verify([layer]).bad) == (0, ())
+
+
+@pytest.mark.parametrize(("seconds", "known"), [(0.0, True), (590.0, True), (610.0, False), (-20.0, False)])
+def test_a_failure_counts_for_ten_minutes_and_not_after_the_clock_went_back(layer, monkeypatch, seconds, known):
+    remember_failure(layer, ITEMS[0].key, "0" * 64, CompileError(where="a", found="b", needed="c", remedy="d"))
+    now = time.time() + seconds
+    monkeypatch.setattr("jitspark.failures.time.time", lambda: now)
+
+    assert (remembered_failure(layer, ITEMS[0].key, "0" * 64) is not None) is known
