@@ -49,7 +49,7 @@ def verify_source(source: Path | None, trust: Trust | None, share: float | None,
 
 
 def _read_through(file: Path, trust: Trust) -> Verified:
-    """A pack, entry by entry, so that it need not fit into memory. Raises PackError at the first thing that is wrong."""
+    """A pack, entry by entry, so that it need not fit into memory. Raises PackError at the first thing amiss."""
     with opened_pack(file, trust) as pack:
         sizes = [item.record.size for item in packed_items(pack, str(file)) if isinstance(item, PackedEntry)]
     return Verified(len(sizes), sum(sizes), ())
