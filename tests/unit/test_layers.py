@@ -1,5 +1,6 @@
 """Which layer serves, which one is written to, and what happens where there is none."""
 
+import errno
 import os
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from jitspark.build import build
 from jitspark.key import toolchain_digest
 from jitspark.lookup import Lookup, open_roots
 from jitspark.settings import from_environment
-from jitspark.store import Layer, keys_in
+from jitspark.store import Entry, Layer, keys_in
 from jitspark.toolchain import own_toolchain
 
 ITEM = wanted(1)[0]
@@ -177,3 +178,26 @@ def test_a_build_of_hits_writes_nothing_and_takes_no_lock(entry, read_only, tmp_
 
     assert build(wanted(3), Lookup(settings), settings).hits == 3
     assert state_of(tmp_path) == before
+
+
+def test_memory_serves_before_any_layer(entry, read_only):
+    """What could not be published: a layer that has it by now gives the same kernel from other bytes."""
+    image = read_only("image", [ITEM])
+    lookup = lookup_in(image, entry.layer)
+    lookup.remember(Entry(None, ITEM.key, entry.toolchain, entry.record, entry.read_artifact()))
+
+    assert lookup.find(ITEM.key, whole=True).layer is None
+    assert lookup_in(image, entry.layer).find(ITEM.key).layer == image
+
+
+def test_an_entry_that_cannot_be_read_for_the_moment_is_not_touched(entry, monkeypatch):
+    def failing(*_):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    before = state_of(entry.layer.root)
+    with monkeypatch.context() as broken:
+        broken.setattr("jitspark.folders.os.read", failing)
+        assert lookup_in(entry.layer).find(ITEM.key) is None
+
+    assert state_of(entry.layer.root) == before
+    assert lookup_in(entry.layer).find(ITEM.key, whole=True) is not None

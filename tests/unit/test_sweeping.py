@@ -4,8 +4,11 @@ import os
 import time
 
 import pytest
+from stub_cache import settings_for, stub_command, wanted
 
+from jitspark.build import build
 from jitspark.failures import FAILURES, REMEMBERED_SECONDS, sweep_failures
+from jitspark.lookup import Lookup
 from jitspark.staging import is_orphan, owned_name, sweep, sweep_temporary
 
 LONG_AGO = 40 * 86400.0
@@ -71,3 +74,12 @@ def test_what_cannot_be_removed_does_not_keep_other_failures_from_going(tmp_path
 
     assert [path.name for path in swept] == ["0.json", "z.json"]
     assert [path.name for path in (tmp_path / FAILURES).iterdir()] == ["a folder"]
+
+
+def test_a_build_sweeps_what_a_killed_one_left_below_the_root(tmp_path, templates):
+    left = tmp_path / "cache" / "staging" / dead_owner()
+    left.mkdir(parents=True)
+    settings = settings_for(tmp_path / "cache", tmp_path)
+
+    assert len(build(wanted(1), Lookup(settings), settings, command=stub_command(templates)).compiled) == 1
+    assert not left.exists()
