@@ -11,6 +11,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from other_user import as_nobody
 from step_faults import every_step, failed_at
 from stub_cache import artifact_of, fill, lookup_in, number_of, record_of, settings_for, stub_command, wanted
 
@@ -22,7 +23,6 @@ from jitspark.store import Layer, keys_in, put, read_entry
 
 ITEM = wanted(1)[0]
 ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.ESTALE, errno.EBUSY, errno.ENOENT, errno.EIO)
-NOBODY = 65534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 
 
@@ -185,26 +185,6 @@ def test_a_writable_root_on_a_read_only_mount_means_memory_with_one_warning(tmp_
 def test_a_mount_that_forbids_execution_does_not_stop_a_kernel(tmp_path, templates):
     with tmpfs(tmp_path / "mount", "size=1m,noexec,mode=755") as root:
         assert built_on(root, tmp_path, templates)
-
-
-def as_nobody(action):
-    """What `action` returns in a child that has become another user."""
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            os.setresgid(NOBODY, NOBODY, NOBODY)
-            os.setresuid(NOBODY, NOBODY, NOBODY)
-            os.write(writer, repr(action()).encode())
-        except BaseException as problem:  # noqa: BLE001 - told to the parent, which fails on it
-            os.write(writer, f"{type(problem).__name__}: {problem}".encode())
-        finally:
-            os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader) as stream:
-        said = stream.read()
-    os.waitpid(pid, 0)
-    return said
 
 
 def passable(path):

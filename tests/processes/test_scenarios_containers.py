@@ -6,12 +6,12 @@ import shutil
 import subprocess
 
 import pytest
+from other_user import NOBODY, as_nobody
 from stub_cache import fill, run_users, settings_for, wanted
 
 from jitspark.build import build
 from jitspark.lookup import Lookup
 
-NOBODY = 65534
 # A compiler that other users can start, whatever may keep them from this Python; the template's number is its answer.
 SHELL_COMPILER = """
 while read -r line; do
@@ -44,26 +44,6 @@ def image(tmp_path, templates):
             folder.chmod(0o755)
     yield root
     subprocess.run(["umount", str(root)], check=True)
-
-
-def as_nobody(action):
-    """What `action` returns in a child that has become another user."""
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            os.setresgid(NOBODY, NOBODY, NOBODY)
-            os.setresuid(NOBODY, NOBODY, NOBODY)
-            os.write(writer, repr(action()).encode())
-        except BaseException as problem:  # noqa: BLE001 - told to the parent, which fails on it
-            os.write(writer, f"{type(problem).__name__}: {problem}".encode())
-        finally:
-            os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader) as stream:
-        said = stream.read()
-    os.waitpid(pid, 0)
-    return said
 
 
 def test_another_user_on_a_read_only_image_hits_then_overlays_then_uses_memory(image, tmp_path, templates, caplog):
