@@ -35,14 +35,14 @@ class Holder:
         return self.node != os.uname().nodename or os.path.exists(f"/proc/{self.pid}")
 
     def is_stuck(self) -> bool:
-        """Whether the holder is stopped, or hangs in a system call: it may never free what it holds."""
+        """Whether the holder is stopped: it may never free what it holds. Waiting for a disk (D) is no such thing."""
         if self.node != os.uname().nodename:  # another container's process ids are not ours
             return False
         try:
             state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
         except (OSError, IndexError):
             return False
-        return state in ("T", "t", "D")
+        return state in ("T", "t")
 
 
 class Lock:
