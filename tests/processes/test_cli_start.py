@@ -57,11 +57,12 @@ def test_looking_at_and_carrying_a_cache_imports_nothing_heavy(cache):
 
 
 @pytest.mark.parametrize("module", ["jitspark", "cache_tools"])
-def test_it_starts_within_150_ms_of_processor_time(cache, module):
+def test_it_starts_without_a_heavy_import(cache, module):
     for arguments in commands(cache):
         times = [processor_seconds([sys.executable, "-P", "-m", module, *arguments], cache) for _ in range(5)]
 
-        assert min(times) < 0.15, (arguments, times)
+        # A guard against importing something heavy, whatever the machine. The bar of 150 ms is no test: it is measured.
+        assert min(times) < 0.5, (arguments, times)
 
 
 def processor_seconds(command, cache):
