@@ -123,3 +123,21 @@ class PackError(JitsparkError):
     """A pack file is damaged, hostile, or not for this machine."""
 
     exit_code = 4
+
+
+class WeightsError(JitsparkError):
+    """Weights as vLLM holds them are not what a plan needs: their layout, their dtype, or scales that are missing."""
+
+    exit_code = 8
+
+
+class DeviceMemoryError(JitsparkError):
+    """A device has less free memory than is needed."""
+
+    exit_code = 8
+
+
+class RankError(JitsparkError):
+    """A rank of the TP group failed, stalled, left, or has something else than the others."""
+
+    exit_code = 8
