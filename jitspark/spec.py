@@ -106,7 +106,12 @@ class KernelSpec:
     """A kernel for all its sizes. See ARCHITECTURE.md, "Spec".
 
     `instructions` are SASS mnemonics that its machine code must hold on every target (a test disassembles it).
-    They, the cases, the reference and the list of targets decide no byte of an artifact and enter no key.
+
+    What a plan must know of a launch, besides its arguments: `early_reads` are the arguments that it reads before it
+    waits for the launch before; `triggers_early` says that it lets the next launch begin before it has waited itself;
+    `partial_outputs` are arguments of which it reads nothing and writes a part.
+
+    None of these, nor the cases, the reference and the list of targets decide a byte of an artifact or enter a key.
     """
 
     name: str
@@ -120,6 +125,9 @@ class KernelSpec:
     reference: str
     cases: tuple[Case, ...] = field(default=(), compare=False)
     instructions: tuple[str, ...] = field(default=(), compare=False)
+    early_reads: tuple[str, ...] = field(default=(), compare=False)
+    triggers_early: bool = field(default=False, compare=False)
+    partial_outputs: tuple[str, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         for name in ("axes", "dtypes", "statics"):
@@ -217,6 +225,10 @@ def _argument_problems(spec: KernelSpec) -> Iterator[str]:
             yield f"argument {arg.name} that depends on an unknown static {arg.when[0]!r}"
         if isinstance(arg, Tensor):
             yield from _tensor_problems(spec, arg)
+    names = {arg.name: arg for arg in spec.args if isinstance(arg, Tensor)}
+    for name in (*spec.early_reads, *spec.partial_outputs):
+        if name not in names or (name in spec.partial_outputs and names[name].role == "in"):
+            yield f"early_reads or partial_outputs {name!r}"
 
 
 def _tensor_problems(spec: KernelSpec, arg: Tensor) -> Iterator[str]:

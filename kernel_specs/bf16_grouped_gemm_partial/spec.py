@@ -24,7 +24,7 @@ from jitspark.target import TARGETS
 from kernel_specs.primitives.grouped_tiling import MAX_STAGES, PASS_ROWS, choose
 
 if TYPE_CHECKING:  # cases are checked where no geometry library is installed
-    from jitspark.geometry import Deployment
+    from jitspark.geometry import Deployment, Experts
 
 MAX_TOKENS = 64
 ROWS_DTYPES = ("float32", "bfloat16")
@@ -114,6 +114,7 @@ SPEC = KernelSpec(
     targets=TARGETS,
     kernel="kernel:bf16_grouped_gemm_partial",
     reference="reference:bf16_grouped_gemm_partial",
+    partial_outputs=("rows",),
     instructions=(
         "UTMALDG",  # bulk tensor copies of the weights
         "UBLKCP",  # a bulk copy of each row
@@ -126,6 +127,15 @@ SPEC = KernelSpec(
 )
 
 
+def serving(experts: "Experts", width: int, num_tokens: int, rows_dtype: str) -> Specialization:
+    """What serves `num_tokens` rows, where this rank has `width` inner columns of each expert."""
+    return SPEC.specialize(
+        axes=_axes(experts.num_experts_per_tok, experts.moe_hidden_size, width),
+        dtypes={"rows_dtype": rows_dtype},
+        statics=choose(width, experts.moe_hidden_size, 1, num_tokens),
+    )
+
+
 def specializations(deployment: "Deployment") -> Iterator[Specialization]:
     """A slice of every expert and whole experts, for few and for more tokens; none where no layer has BF16 experts."""
     experts = deployment.backbone.experts
@@ -134,8 +144,4 @@ def specializations(deployment: "Deployment") -> Iterator[Specialization]:
     for width in dict.fromkeys((experts.intermediate_width(deployment.tp), experts.moe_intermediate_size)):
         for num_tokens in PASS_ROWS:
             for rows in ROWS_DTYPES:
-                yield SPEC.specialize(
-                    axes=_axes(experts.num_experts_per_tok, experts.moe_hidden_size, width),
-                    dtypes={"rows_dtype": rows},
-                    statics=choose(width, experts.moe_hidden_size, 1, num_tokens),
-                )
+                yield serving(experts, width, num_tokens, rows)

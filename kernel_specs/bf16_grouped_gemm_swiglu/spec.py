@@ -27,7 +27,7 @@ from jitspark.target import TARGETS
 from kernel_specs.primitives.grouped_tiling import MAX_STAGES, PASS_ROWS, choose
 
 if TYPE_CHECKING:  # cases are checked where no geometry library is installed
-    from jitspark.geometry import Deployment
+    from jitspark.geometry import Deployment, Experts
 
 MAX_TOKENS = 64
 TOKENS_BY_SLOT = ("num_tokens", "num_experts_per_tok")
@@ -119,6 +119,7 @@ SPEC = KernelSpec(
     targets=TARGETS,
     kernel="kernel:bf16_grouped_gemm_swiglu",
     reference="reference:bf16_grouped_gemm_swiglu",
+    partial_outputs=("h",),
     instructions=(
         "UTMALDG",  # bulk tensor copies of the weights
         "UBLKCP",  # a bulk copy of each row
@@ -132,6 +133,14 @@ SPEC = KernelSpec(
 )
 
 
+def serving(experts: "Experts", width: int, num_tokens: int) -> Specialization:
+    """What serves `num_tokens` rows, where this rank has `width` outputs of each expert."""
+    return SPEC.specialize(
+        axes=_axes(experts.num_experts_per_tok, experts.moe_hidden_size, width),
+        statics=choose(experts.moe_hidden_size, width, 2, num_tokens),
+    )
+
+
 def specializations(deployment: "Deployment") -> Iterator[Specialization]:
     """A slice of every expert and whole experts, for few and for more tokens; none where no layer has BF16 experts."""
     experts = deployment.backbone.experts
@@ -139,7 +148,4 @@ def specializations(deployment: "Deployment") -> Iterator[Specialization]:
         return
     for width in dict.fromkeys((experts.intermediate_width(deployment.tp), experts.moe_intermediate_size)):
         for num_tokens in PASS_ROWS:
-            yield SPEC.specialize(
-                axes=_axes(experts.num_experts_per_tok, experts.moe_hidden_size, width),
-                statics=choose(experts.moe_hidden_size, width, 2, num_tokens),
-            )
+            yield serving(experts, width, num_tokens)

@@ -23,7 +23,7 @@ from jitspark.spec import CONST, VAR, AtMost, Case, Divisible, KernelSpec, Scala
 from jitspark.target import TARGETS
 
 if TYPE_CHECKING:  # cases are checked where no geometry library is installed
-    from jitspark.geometry import Deployment
+    from jitspark.geometry import Deployment, Experts
 
 VECTOR = 4  # columns of a thread
 MIN_THREADS = 128
@@ -87,6 +87,7 @@ SPEC = KernelSpec(
     targets=TARGETS,
     kernel="kernel:expert_combine_rmsnorm",
     reference="reference:expert_combine_rmsnorm",
+    early_reads=("topk_ids", "topk_weights", "weight"),
     instructions=("LDG", "FFMA", "SHFL", "MUFU", "STG"),
     cases=(
         *(
@@ -104,15 +105,19 @@ SPEC = KernelSpec(
 )
 
 
+def serving(experts: "Experts", num_partials: int, num_tokens: int, rows_dtype: str) -> Specialization:
+    """What serves `num_tokens` tokens whose rows lie in `num_partials` parts."""
+    return SPEC.specialize(
+        axes=_axes(num_partials, experts.num_experts_per_tok, experts.moe_hidden_size),
+        dtypes={"rows_dtype": rows_dtype},
+        statics=split(experts.moe_hidden_size, num_tokens, num_partials),
+    )
+
+
 def specializations(deployment: "Deployment") -> Iterator[Specialization]:
     """Whole rows, and a partial row from every rank; FP32 and BF16; for each way in which token counts are split."""
     experts = deployment.backbone.experts
     for num_partials in dict.fromkeys((1, deployment.tp)):
         for rows in ("float32", "bfloat16"):
-            found = (split(experts.moe_hidden_size, num_tokens, num_partials) for num_tokens in TOKEN_CLASSES)
-            for statics in {tuple(each.items()): each for each in found}.values():
-                yield SPEC.specialize(
-                    axes=_axes(num_partials, experts.num_experts_per_tok, experts.moe_hidden_size),
-                    dtypes={"rows_dtype": rows},
-                    statics=statics,
-                )
+            found = (serving(experts, num_partials, num_tokens, rows) for num_tokens in TOKEN_CLASSES)
+            yield from {tuple(each.statics.items()): each for each in found}.values()

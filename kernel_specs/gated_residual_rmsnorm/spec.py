@@ -33,9 +33,10 @@ def statics(hidden_size: int, num_tokens: int, boundary: Boundary) -> dict[str, 
     return {**boundary, **row_split(hidden_size, num_tokens)}
 
 
-def _boundary(
+def boundary_of(
     mode: str, post_norm: str, *, gain_center: float = 1.0, tap: bool = False, router: bool = False
 ) -> Boundary:
+    """What a boundary computes, as statics."""
     return {
         "mode": mode,
         "post_norm": post_norm,
@@ -49,17 +50,17 @@ def backbone_boundaries(num_layers: int, tap_layers: tuple[int, ...]) -> Iterato
     """Into a feed-forward part; out of it into the next layer; out of the last one into the final norm."""
     last = num_layers - 1
     for router in (False, True):  # the FP32 router input is a choice of the deployment
-        yield _boundary("backbone", "weightless", router=router)
+        yield boundary_of("backbone", "weightless", router=router)
     for tap in sorted({layer in tap_layers for layer in range(last)}):
-        yield _boundary("backbone", "input_scale", tap=tap)
-    yield _boundary("backbone", "input_scale", gain_center=0.0, tap=last in tap_layers)
+        yield boundary_of("backbone", "input_scale", tap=tap)
+    yield boundary_of("backbone", "input_scale", gain_center=0.0, tap=last in tap_layers)
 
 
 def draft_boundaries() -> Iterator[Boundary]:
     """As in the backbone; the draft has neither taps nor a router."""
-    yield _boundary("draft", "weightless")
-    yield _boundary("draft", "input_scale")
-    yield _boundary("draft", "input_scale", gain_center=0.0)
+    yield boundary_of("draft", "weightless")
+    yield boundary_of("draft", "input_scale")
+    yield boundary_of("draft", "input_scale", gain_center=0.0)
 
 
 def _case(num_tokens: int, hidden_size: int, boundary: Boundary) -> Case:
@@ -113,6 +114,7 @@ SPEC = KernelSpec(
     targets=TARGETS,
     kernel="kernel:gated_residual_rmsnorm",
     reference="reference:gated_residual_rmsnorm",
+    early_reads=("post_weight", "alpha", "beta", "weight"),
     instructions=("LDG.E.128", "STG.E.128", "STAS", "ACQBULK", "PREEXIT"),  # as rmsnorm, and 16-byte stores
     cases=tuple(
         _case(num_tokens, hidden_size, boundary)
@@ -121,6 +123,11 @@ SPEC = KernelSpec(
         for boundary in (*backbone_boundaries(3, (0, 2)), *draft_boundaries())
     ),
 )
+
+
+def serving(hidden_size: int, num_tokens: int, boundary: Boundary) -> Specialization:
+    """What serves this boundary for `num_tokens` rows."""
+    return SPEC.specialize(axes={"hidden_size": hidden_size}, statics=statics(hidden_size, num_tokens, boundary))
 
 
 def specializations(deployment: "Deployment") -> Iterator[Specialization]:
@@ -134,6 +141,5 @@ def specializations(deployment: "Deployment") -> Iterator[Specialization]:
         *((draft.hidden_size, each) for each in draft_boundaries()),
     )
     for hidden_size, boundary in asked:
-        chosen = (statics(hidden_size, num_tokens, boundary) for num_tokens in TOKEN_CLASSES)
-        for each in {tuple(found.items()): found for found in chosen}.values():
-            yield SPEC.specialize(axes={"hidden_size": hidden_size}, statics=each)
+        found = (serving(hidden_size, num_tokens, boundary) for num_tokens in TOKEN_CLASSES)
+        yield from {tuple(each.statics.items()): each for each in found}.values()

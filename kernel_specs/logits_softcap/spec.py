@@ -63,8 +63,13 @@ SPEC = KernelSpec(
 )
 
 
+def serving(vocab_size: int) -> Specialization:
+    """What serves rows of this size, for any number of them."""
+    return SPEC.specialize(axes={}, statics={"vector": vector(vocab_size)})
+
+
 def specializations(deployment: "Deployment") -> Iterator[Specialization]:
     """Gathered rows, and a rank's shard of them."""
     backbone = deployment.backbone
-    for size in dict.fromkeys((vector(backbone.vocab_size), vector(backbone.vocab_rows(deployment.tp)))):
-        yield SPEC.specialize(axes={}, statics={"vector": size})
+    found = (serving(size) for size in (backbone.vocab_size, backbone.vocab_rows(deployment.tp)))
+    yield from {tuple(each.statics.items()): each for each in found}.values()

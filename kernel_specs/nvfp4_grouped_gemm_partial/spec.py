@@ -36,7 +36,7 @@ from kernel_specs.primitives.nvfp4_tiling import (
 )
 
 if TYPE_CHECKING:  # cases are checked where no geometry library is installed
-    from jitspark.geometry import Deployment
+    from jitspark.geometry import Deployment, Experts
 
 MAX_TOKENS = 64
 WARPS = 4  # of a CTA, unless K has more ranges
@@ -148,17 +148,25 @@ SPEC = KernelSpec(
     targets=TARGETS,
     kernel="kernel:nvfp4_grouped_gemm_partial",
     reference="reference:nvfp4_grouped_gemm_partial",
+    early_reads=("weight", "weight_scales", "down_scales", "expert_ids", "route_offsets", "routes"),
+    partial_outputs=("rows",),
     instructions=("LDG.E.128", "HMMA.16816.F32", "HMUL2", "F2FP", "ACQBULK", "PREEXIT"),
     cases=CASES,
 )
 
 
+def serving(experts: "Experts", width: int, rows_dtype: str) -> Specialization:
+    """What serves experts of which this rank has `width` inner columns each, for any number of rows."""
+    return SPEC.specialize(
+        axes=const_axes(experts.moe_hidden_size, width, experts.num_experts_per_tok),
+        dtypes={"rows_dtype": rows_dtype},
+        statics=split(width, experts.moe_hidden_size),
+    )
+
+
 def specializations(deployment: "Deployment") -> Iterator[Specialization]:
     """A slice of every expert, and whole experts; FP32 and BF16 rows."""
     experts = deployment.backbone.experts
-    hidden, k = experts.moe_hidden_size, experts.num_experts_per_tok
     for width in dict.fromkeys((experts.intermediate_width(deployment.tp), experts.moe_intermediate_size)):
         for rows in ("float32", "bfloat16"):
-            yield SPEC.specialize(
-                axes=const_axes(hidden, width, k), dtypes={"rows_dtype": rows}, statics=split(width, hidden)
-            )
+            yield serving(experts, width, rows)

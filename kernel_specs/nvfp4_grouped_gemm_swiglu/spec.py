@@ -44,7 +44,7 @@ from kernel_specs.primitives.nvfp4_tiling import (
 )
 
 if TYPE_CHECKING:  # cases are checked where no geometry library is installed
-    from jitspark.geometry import Deployment
+    from jitspark.geometry import Deployment, Experts
 
 MAX_TOKENS = 64
 LOCAL = "num_local_experts"
@@ -146,14 +146,21 @@ SPEC = KernelSpec(
     targets=TARGETS,
     kernel="kernel:nvfp4_grouped_gemm_swiglu",
     reference="reference:nvfp4_grouped_gemm_swiglu",
+    early_reads=("weight", "weight_scales", "gate_up_scales", "global_scale", "expert_ids", "route_offsets", "routes"),
+    partial_outputs=("out_codes", "out_scales"),
     instructions=("LDG.E.128", "HMMA.16816.F32", "HMUL2", "F2FP", "MUFU", "ACQBULK", "PREEXIT"),
     cases=CASES,
 )
 
 
+def serving(experts: "Experts", width: int) -> Specialization:
+    """What serves experts of which this rank has `width` outputs each, for any number of rows."""
+    hidden = experts.moe_hidden_size
+    return SPEC.specialize(axes=const_axes(hidden, width, experts.num_experts_per_tok), statics=split_columns(hidden))
+
+
 def specializations(deployment: "Deployment") -> Iterator[Specialization]:
     """A slice of every expert, and whole experts."""
     experts = deployment.backbone.experts
-    hidden, k = experts.moe_hidden_size, experts.num_experts_per_tok
     for width in dict.fromkeys((experts.intermediate_width(deployment.tp), experts.moe_intermediate_size)):
-        yield SPEC.specialize(axes=const_axes(hidden, width, k), statics=split_columns(hidden))
+        yield serving(experts, width)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:  # cases are checked where no geometry library is installed
 HEAD_DIM = 64
 BLOCK_SIZE = 16
 RING_BYTES = 96 * 1024  # two launches fit on a multiprocessor, so that the next one loads ahead
+FULL_CTAS, WINDOW_CTAS = 128, 132  # in one launch; what measured best with 132 multiprocessors (NOTES.md)
 BLOCK_BYTES = BLOCK_SIZE * 2 * HEAD_DIM * 2  # keys and values of one KV head
 
 # Per rank at TP 4, 8, 16, then the tiny geometries at TP 1 and 2.
@@ -132,6 +133,8 @@ SPEC = KernelSpec(
     targets=TARGETS,
     kernel="kernel:paged_gqa_verify_attention",
     reference="reference:paged_gqa_verify_attention",
+    early_reads=("block_table", "seq_lens"),
+    triggers_early=True,
     cases=(
         *(_case(rows, heads, 0, splits) for heads in HEADS for rows in (7, 8) for splits in (1, 4)),
         *(_case(8, heads, 2048, splits) for heads in HEADS[:3] for splits in (4, 13)),
@@ -143,6 +146,25 @@ SPEC = KernelSpec(
     ),
     instructions=("UTMALDG", "CCTL", "LDSM", "HMMA", "MUFU", "SYNCS", "ACQBULK"),
 )
+
+
+def serving(attention: "Attention", tp: int, query_length: int, sliding_window: int) -> Specialization:
+    """What serves requests of `query_length` rows in a layer with this window (0: every key)."""
+    return SPEC.specialize(axes=_sizes(query_length, *_heads(attention, tp)), statics=statics(sliding_window))
+
+
+def num_splits(num_requests: int, num_kv_heads: int, query_length: int, sliding_window: int) -> int:
+    """Over how many CTAs the keys of a request and KV head are split, so that all fill the multiprocessors once.
+
+    Within a window as few as need no more tiles each: the partial results are what a split costs.
+    """
+    pairs = num_requests * num_kv_heads
+    if not sliding_window:
+        return max(1, FULL_CTAS // pairs)
+    blocks = (sliding_window + query_length - 2) // BLOCK_SIZE + 2  # that the visible keys may touch
+    tiles = -(-blocks // statics(sliding_window)["tile_blocks"])
+    tiles_each = -(-tiles // max(1, WINDOW_CTAS // pairs))
+    return -(-tiles // tiles_each)
 
 
 def specializations(deployment: "Deployment") -> Iterator[Specialization]:

@@ -87,6 +87,7 @@ SPEC = KernelSpec(
     targets=TARGETS,
     kernel="kernel:qk_rmsnorm_rope_paged_kv_append",
     reference="reference:qk_rmsnorm_rope_paged_kv_append",
+    early_reads=("positions", "cos_sin", "slot_mapping"),
     instructions=("LDG.E.128", "STG.E.128", "ACQBULK", "PREEXIT"),  # 16-byte accesses, dependent launch
     cases=tuple(
         _case(num_tokens, heads, rope=rope, token_major=token_major)
@@ -96,6 +97,11 @@ SPEC = KernelSpec(
         for token_major in (False, True)
     ),
 )
+
+
+def serving(attention: "Attention", tp: int, *, rope: bool) -> Specialization:
+    """What serves a layer with these heads, for any number of rows."""
+    return SPEC.specialize(axes=_sizes(*_heads_per_rank(attention, tp)), statics={"rope": rope})
 
 
 def specializations(deployment: "Deployment") -> Iterator[Specialization]:

@@ -78,6 +78,7 @@ SPEC = KernelSpec(
     targets=TARGETS,
     kernel="kernel:rmsnorm",
     reference="reference:rmsnorm",
+    early_reads=("weight",),
     instructions=(
         "LDG.E.128",
         "STAS",
@@ -90,6 +91,11 @@ SPEC = KernelSpec(
         *(_case(7, 512, variant) for variant in VARIANTS if variant is not PRE_NORM),
     ),
 )
+
+
+def serving(hidden_size: int, num_tokens: int, variant: Variant) -> Specialization:
+    """What serves this norm for `num_tokens` rows."""
+    return SPEC.specialize(axes={"hidden_size": hidden_size}, **choices(hidden_size, num_tokens, variant))
 
 
 def specializations(deployment: "Deployment") -> Iterator[Specialization]:
@@ -105,6 +111,5 @@ def specializations(deployment: "Deployment") -> Iterator[Specialization]:
         (draft.hidden_size, DRAFT_FINAL_NORM_OF_STREAM),
     )
     for hidden_size, variant in dict.fromkeys(asked):
-        found = (choices(hidden_size, num_tokens, variant) for num_tokens in TOKEN_CLASSES)
-        for each in {tuple(chosen["statics"].items()): chosen for chosen in found}.values():
-            yield SPEC.specialize(axes={"hidden_size": hidden_size}, **each)
+        found = (serving(hidden_size, num_tokens, variant) for num_tokens in TOKEN_CLASSES)
+        yield from {tuple(each.statics.items()): each for each in found}.values()

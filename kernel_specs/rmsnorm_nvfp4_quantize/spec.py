@@ -75,14 +75,19 @@ SPEC = KernelSpec(
     targets=TARGETS,
     kernel="kernel:rmsnorm_nvfp4_quantize",
     reference="reference:rmsnorm_nvfp4_quantize",
+    early_reads=("weight", "global_scale"),
     instructions=("LDG", "MUFU", "SHFL", "F2FP", "STG"),
     cases=tuple(_case(num_tokens, hidden_size) for hidden_size in (4096, 256) for num_tokens in (1, 7, 8, 16, 64)),
 )
 
 
+def serving(hidden_size: int, num_tokens: int) -> Specialization:
+    """What serves `num_tokens` rows of this size."""
+    return SPEC.specialize(axes=_axes(hidden_size), statics=row_split(hidden_size, num_tokens))
+
+
 def specializations(deployment: "Deployment") -> Iterator[Specialization]:
     """The input of the experts, for few tokens and for many."""
     hidden_size = deployment.backbone.experts.moe_hidden_size
-    found = (row_split(hidden_size, num_tokens) for num_tokens in TOKEN_CLASSES)
-    for each in {tuple(statics.items()): statics for statics in found}.values():
-        yield SPEC.specialize(axes=_axes(hidden_size), statics=each)
+    found = (serving(hidden_size, num_tokens) for num_tokens in TOKEN_CLASSES)
+    yield from {tuple(each.statics.items()): each for each in found}.values()

@@ -16,7 +16,7 @@ from jitspark.spec import CONST, VAR, AtMost, Case, Divisible, KernelSpec, Speci
 from jitspark.target import TARGETS
 
 if TYPE_CHECKING:  # cases are checked where no geometry library is installed
-    from jitspark.geometry import Deployment
+    from jitspark.geometry import Backbone, Deployment
 
 STAGE = 256  # columns of a stage: 32 for each of a CTA's eight warps
 SPLITS = (2, 4, 8)
@@ -64,6 +64,7 @@ SPEC = KernelSpec(
     targets=TARGETS,
     kernel="kernel:router_gemm",
     reference="reference:router_gemm",
+    early_reads=("weight",),
     instructions=("UBLKCP", "HMMA", "PRMT", "STG"),
     cases=(
         *(_case(num_tokens, 256, 8192) for num_tokens in (1, 8, 9, 16, 32, 40, 56, 64)),
@@ -73,9 +74,13 @@ SPEC = KernelSpec(
 )
 
 
+def serving(backbone: "Backbone", num_tokens: int) -> Specialization:
+    """What serves `num_tokens` rows of this backbone's router."""
+    axes = {"num_experts": backbone.experts.num_local_experts, "hidden_size": backbone.hidden_size}
+    return SPEC.specialize(axes=axes, statics=split(backbone.hidden_size, num_tokens))
+
+
 def specializations(deployment: "Deployment") -> Iterator[Specialization]:
     """The backbone's router, for each bound on the number of tokens."""
-    backbone = deployment.backbone
-    axes = {"num_experts": backbone.experts.num_local_experts, "hidden_size": backbone.hidden_size}
     for num_tokens in TOKEN_CLASSES:
-        yield SPEC.specialize(axes=axes, statics=split(backbone.hidden_size, num_tokens))
+        yield serving(deployment.backbone, num_tokens)

@@ -26,7 +26,7 @@ from jitspark.spec import CONST, VAR, AtLeast, AtMost, Case, KernelSpec, Special
 from jitspark.target import TARGETS
 
 if TYPE_CHECKING:  # cases are checked where no geometry library is installed
-    from jitspark.geometry import Deployment
+    from jitspark.geometry import Deployment, Experts
 
 MAX_TOKENS = 64
 MAX_EXPERTS = 256
@@ -79,6 +79,7 @@ SPEC = KernelSpec(
     targets=TARGETS,
     kernel="kernel:sigmoid_bias_topk_routing",
     reference="reference:sigmoid_bias_topk_routing",
+    early_reads=("bias",),
     instructions=("LDG", "VOTE", "MUFU", "STAS", "ATOMS", "STG"),
     cases=tuple(
         _case(num_tokens, experts, padded=padded)
@@ -93,10 +94,13 @@ SPEC = KernelSpec(
 )
 
 
+def serving(experts: "Experts", *, padded: bool) -> Specialization:
+    """What serves these experts, for any number of rows."""
+    axes = _axes(experts.num_local_experts, experts.num_experts_per_tok)
+    return SPEC.specialize(axes=axes, statics={"padded": padded})
+
+
 def specializations(deployment: "Deployment") -> Iterator[Specialization]:
     """With and without padding tokens."""
-    experts = deployment.backbone.experts
     for padded in (False, True):
-        yield SPEC.specialize(
-            axes=_axes(experts.num_local_experts, experts.num_experts_per_tok), statics={"padded": padded}
-        )
+        yield serving(deployment.backbone.experts, padded=padded)

@@ -74,6 +74,11 @@ def projections(deployment: "Deployment") -> dict[str, Projection]:
     }
 
 
+def serving(projection: Projection, num_tokens: int) -> Specialization:
+    """What serves this projection for `num_tokens` rows."""
+    return projection.specialize(num_tokens)
+
+
 def specializations(deployment: "Deployment") -> Iterator[Specialization]:
     """Every projection for every number of MMA tiles that the step's 7 to 64 rows fill."""
     for projection in dict.fromkeys(projections(deployment).values()):
@@ -136,6 +141,8 @@ SPEC = KernelSpec(
     targets=TARGETS,
     kernel="kernel:skinny_gemm_bf16",
     reference="reference:skinny_gemm_bf16",
+    early_reads=("weight",),
+    triggers_early=True,
     instructions=(
         "UTMALDG",  # bulk tensor copies
         "HMMA.16816.F32.BF16",

@@ -16,7 +16,7 @@ from jitspark.spec import CONST, VAR, AtLeast, AtMost, Case, Divisible, KernelSp
 from jitspark.target import TARGETS
 
 if TYPE_CHECKING:  # cases are checked where no geometry library is installed
-    from jitspark.geometry import Deployment
+    from jitspark.geometry import Attention, Deployment
 
 HEAD_DIM = 64
 
@@ -79,6 +79,7 @@ SPEC = KernelSpec(
     targets=TARGETS,
     kernel="kernel:splitkv_combine_rmsnorm_sigmoid_gate",
     reference="reference:splitkv_combine_rmsnorm_sigmoid_gate",
+    triggers_early=True,
     cases=(
         *(_case(8, heads, splits) for heads in HEADS for splits in (1, 8, 64)),
         *(_case(num_tokens, (16, 2), splits) for num_tokens in (7, 56, 64) for splits in (1, 9)),
@@ -86,6 +87,12 @@ SPEC = KernelSpec(
     ),
     instructions=("LDG", "MUFU", "SHFL", "ACQBULK"),
 )
+
+
+def serving(attention: "Attention", tp: int) -> Specialization:
+    """What serves these heads, for any number of rows and splits."""
+    sizes = _sizes(attention.query_heads(tp), attention.key_value_heads(tp))
+    return SPEC.specialize(axes=sizes, statics={"threads": THREADS})
 
 
 def specializations(deployment: "Deployment") -> Iterator[Specialization]:
