@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from bench import layer, machine, measure, packed_cache
+from bench import layer, machine, measure, packed_cache, scene
+from bench.scenes import BUILD
 from bench.timing import read_rate
 from jitspark.checking.packed import Kernels, load_kernels
 from jitspark.errors import JitsparkError, PackError
@@ -34,23 +35,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> int:
     target = machine.own_target()
     with packed_cache.cache_root(options) as root:
-        chosen = _chosen(packed_cache.read_manifest(root), target, options)
-        kernels = load_kernels(root, [measure.specialization_of(launch) for launch in chosen], target)
+        manifest = packed_cache.read_manifest(root)
+        chosen, parts = _chosen(manifest, target, options), _chosen_parts(manifest, options)
+        needed = [*chosen, *(launch for part in parts for launch in part["launches"].values())]
+        kernels = load_kernels(root, [measure.specialization_of(launch) for launch in needed], target)
     about = machine.description(options.commit)
     generator = torch.Generator(device="cuda").manual_seed(options.seed)
     rate = read_rate()
     print(f"{about['gpu']}, driver {about['driver']}, torch {about['torch']}: reads {rate / 1e6:.3f} TB/s")
     print(measure.heading(), flush=True)
     found: list[measure.Measured] = []
+    found_parts: list[scene.MeasuredPart] = []
     layers: list[dict[str, Any]] = []
     path = options.out / f"{machine.file_stem('kernels', about)}.json"
     try:
-        found += _measure_all(chosen, kernels, target, rate, generator, options.replays)
+        found_parts += (_measure_part(part, kernels, target, rate, generator, options.replays) for part in parts)
+        found += (_measure(launch, kernels, target, rate, generator, options.replays) for launch in chosen)
         layers += _layers(found, kernels, target, generator, options.replays)
     finally:  # what was measured before an interrupt or a fault is kept
-        write(path, {"about": about, "read_tb_per_s": rate / 1e6, "layers": layers}, found)
+        used = {launch["recipe"] for part in parts for launch in part["launches"].values()}
+        used |= {launch["recipe"] for launch in chosen}
+        resources = {recipe: took for recipe, took in manifest.get("resources", {}).items() if recipe in used}
+        head = {"about": about, "read_tb_per_s": rate / 1e6, "layers": layers, "resources": resources}
+        write(path, head, found, found_parts)
         print(path)
-    return 1 if any(measure.OURS in each.wrong for each in found) else 0
+    wrong = [each.wrong for each in found] + [each.wrong for each in found_parts]
+    return 1 if any(measure.OURS in each for each in wrong) else 0
 
 
 def _chosen(manifest: Mapping[str, Any], target: str, options: argparse.Namespace) -> list[Mapping[str, Any]]:
@@ -68,24 +78,54 @@ def _chosen(manifest: Mapping[str, Any], target: str, options: argparse.Namespac
         if launch["axes"]["num_tokens"] in options.m
         and launch["tp"] in (options.tp or [launch["tp"]])
         and launch["kernel"] in (options.kernel or [launch["kernel"]])
+        and not options.part
     ]
     return sorted(wanted, key=lambda launch: int(launch["axes"]["num_tokens"]))
 
 
-def _measure_all(
-    chosen: Sequence[Mapping[str, Any]],
+def _chosen_parts(manifest: Mapping[str, Any], options: argparse.Namespace) -> list[Mapping[str, Any]]:
+    """The parts of several launches that the options ask for."""
+    return [
+        part
+        for part in manifest.get("parts", [])
+        if part["num_tokens"] in options.m
+        and part["tp"] in (options.tp or [part["tp"]])
+        and (not options.kernel or any(launch["kernel"] in options.kernel for launch in part["launches"].values()))
+        and (not options.part or any(text in part["part"] for text in options.part))
+    ]
+
+
+def _measure(
+    launch: Mapping[str, Any],
     kernels: Kernels,
     target: str,
     rate: float,
     generator: torch.Generator,
     replays: int,
-) -> Iterator[measure.Measured]:
-    for launch in chosen:
-        kernel = kernels[recipe_of(measure.specialization_of(launch), target).key].function
-        found = measure.measure(launch, kernel, rate, generator, replays)
-        print(measure.line(found), flush=True)
-        yield found
-        torch.cuda.empty_cache()
+) -> measure.Measured:
+    kernel = kernels[recipe_of(measure.specialization_of(launch), target).key].function
+    found = measure.measure(launch, kernel, rate, generator, replays)
+    print(measure.line(found), flush=True)
+    torch.cuda.empty_cache()
+    return found
+
+
+def _measure_part(
+    part: Mapping[str, Any],
+    kernels: Kernels,
+    target: str,
+    rate: float,
+    generator: torch.Generator,
+    replays: int,
+) -> scene.MeasuredPart:
+    by_role = {
+        role: kernels[recipe_of(measure.specialization_of(launch), target).key].function
+        for role, launch in part["launches"].items()
+    }
+    found = scene.measure_part(part, BUILD[part["kind"]](part, by_role, generator), rate, replays)
+    print(scene.part_line(found), flush=True)
+    torch.cuda.empty_cache()
+    return found
 
 
 def _layers(
@@ -100,9 +140,19 @@ def _layers(
             yield result
 
 
-def write(path: Path, head: Mapping[str, Any], found: Sequence[measure.Measured]) -> None:
+def write(
+    path: Path,
+    head: Mapping[str, Any],
+    found: Sequence[measure.Measured],
+    parts: Sequence[scene.MeasuredPart] = (),
+) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    content = {"format": 1, **head, "launches": [each.to_json() for each in found]}
+    content = {
+        "format": 2,
+        **head,
+        "parts": [each.to_json() for each in parts],
+        "launches": [each.to_json() for each in found],
+    }
     path.write_text(json.dumps(content, indent=1) + "\n")
 
 
@@ -112,6 +162,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--m", type=int, nargs="+", default=[8], help="token counts (default: 8)")
     parser.add_argument("--tp", type=int, nargs="+", help="TP sizes (default: all of the pack)")
     parser.add_argument("--kernel", action="append", default=[], help="only this kernel; may be repeated")
+    parser.add_argument("--part", action="append", default=[], help="only parts whose name holds this; may be repeated")
     parser.add_argument("--replays", type=int, default=30, help="timed replays of each graph (default: 30)")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**31), help="default: a new one")
     parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help="where the result goes")

@@ -12,9 +12,12 @@ import tarfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from bench.packed_cache import MANIFEST
 from bench.parts import launches
+from bench.resources import resources
+from bench.step_parts import step_parts
 from jitspark.build import build, wanted_for
 from jitspark.errors import CompileError, JitsparkError
 from jitspark.geometry import deployment
@@ -52,11 +55,24 @@ def _run(options: argparse.Namespace) -> int:
         for name, tp in measured
         for launch in launches(name, deployment(name, tp), options.target, TOKEN_COUNTS, options.kernel or None)
     ]
-    manifest = {"format": 1, "target": options.target, "launches": listed}
+    parts = [] if options.kernel else _parts(options, measured)
+    manifest = {
+        "format": 2,
+        "target": options.target,
+        "launches": listed,
+        "parts": parts,
+        "resources": resources(entries),
+    }
     options.out.parent.mkdir(parents=True, exist_ok=True)
     write_pack(options.out, entries, json.dumps(manifest, indent=1, sort_keys=True).encode())
     print(f"{options.out}: {len(entries)} entries, {len(listed)} launches, {options.out.stat().st_size / 1e6:.1f} MB")
     return 0
+
+
+def _parts(options: argparse.Namespace, measured: Sequence[tuple[str, int]]) -> list[dict[str, Any]]:
+    return [
+        part for name, tp in measured for part in step_parts(name, deployment(name, tp), options.target, TOKEN_COUNTS)
+    ]
 
 
 def _cases(names: Sequence[str]) -> list[Specialization]:
