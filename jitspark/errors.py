@@ -141,3 +141,9 @@ class RankError(JitsparkError):
     """A rank of the TP group failed, stalled, left, or has something else than the others."""
 
     exit_code = 8
+
+
+class BindingError(JitsparkError):
+    """A tensor, a number or an operation that a plan's launches cannot take."""
+
+    exit_code = 3
