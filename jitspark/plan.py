@@ -80,15 +80,18 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True)
 class TensorArgument:
-    """A buffer in an argument's place; `role` is in, out or inout.
+    """A buffer in an argument's place.
 
-    `early`: the kernel reads it before it waits for the launch before (`griddepcontrol.wait`), so it must have been
+    role: in, out, inout, or part: written in part, nothing of it read (rows of routes that nobody holds stay).
+    early: the kernel reads it before it waits for the launch before (`griddepcontrol.wait`), so it must have been
     complete one launch earlier than that.
+    shape: what the launch sees of a compact buffer, where that is not the buffer's own shape but as many elements.
     """
 
     buffer: str
     role: str
     early: bool = False
+    shape: tuple[Size, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +111,7 @@ class Launch:
 
     name: where in the step it stands, `layers.3.qkv_gate`. part: of `runtime.parts`, what its provider was chosen for.
     An operation has the same arguments in the same order whoever serves it: that is the seam.
+    triggers_early: the next launch may begin before this one has waited for the launch before.
     """
 
     name: str
@@ -117,6 +121,7 @@ class Launch:
     key: Key | None
     arguments: tuple[Argument, ...]
     statics: Mapping[str, bool | int | float | str]
+    triggers_early: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "statics", MappingProxyType(dict(self.statics)))

@@ -1,0 +1,80 @@
+"""Places for the buffers of a plan's arenas: lifetimes, and offsets such that what lives at one time does not overlap.
+
+With programmatic dependent launch a kernel may begin before the one before it has ended, but it writes only after its
+wait, when every launch before is complete. So a place may be taken over in the launch after its last use. What is read
+before the wait is alive through the launch before, like everything that is read later.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from jitspark.plan import Launch
+
+ALIGNMENT = 256  # bytes; a cache line pair, and what tensor copies ask for
+
+Interval = tuple[int, int]  # first and last launch, both included
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """A buffer to be placed: its size in bytes, and when what it holds is needed, in ascending order."""
+
+    name: str
+    size: int
+    intervals: tuple[Interval, ...]
+
+    def meets(self, other: "Tenant") -> bool:
+        """Whether both are alive in some launch."""
+        return any(a <= d and c <= b for a, b in self.intervals for c, d in other.intervals)
+
+
+def intervals(launches: Sequence[Launch]) -> dict[str, tuple[Interval, ...]]:
+    """When each buffer is alive: from a write to the last read before the next fresh one.
+
+    A write is fresh if the launch reads nothing of the buffer, and somebody has read what was written before. What is
+    read before it was ever written is alive from the first launch on.
+    """
+    found: dict[str, list[list[int]]] = {}
+    unread: set[str] = set()
+    for index, launch in enumerate(launches):
+        for argument in launch.tensors():
+            spans = found.setdefault(argument.buffer, [])
+            if argument.role in ("in", "inout"):
+                _prolong(spans, index)
+                unread.discard(argument.buffer)
+                continue
+            if not spans or argument.buffer not in unread:
+                spans.append([index, index])
+            spans[-1][1] = index
+            unread.add(argument.buffer)
+    return {name: tuple((start, end) for start, end in spans) for name, spans in found.items()}
+
+
+def _prolong(spans: list[list[int]], index: int) -> None:
+    if spans:
+        spans[-1][1] = index
+    else:
+        spans.append([0, index])
+
+
+def place(tenants: Iterable[Tenant]) -> tuple[Mapping[str, int], int]:
+    """An offset in bytes for each tenant, and the size of the arena. Large ones first, each as low as it fits."""
+    placed: list[tuple[int, Tenant]] = []
+    for tenant in sorted(tenants, key=lambda each: (-each.size, each.name)):
+        neighbours = sorted((offset, other.size) for offset, other in placed if tenant.meets(other))
+        placed.append((_lowest(tenant.size, neighbours), tenant))
+    return {tenant.name: offset for offset, tenant in placed}, max((o + aligned(t.size) for o, t in placed), default=0)
+
+
+def _lowest(size: int, taken: Iterable[tuple[int, int]]) -> int:
+    """The lowest offset with `size` free bytes; `taken` are (offset, size), by offset."""
+    start = 0
+    for offset, length in taken:
+        if start + size <= offset:
+            break
+        start = max(start, offset + aligned(length))
+    return start
+
+
+def aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
