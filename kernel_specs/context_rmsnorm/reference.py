@@ -1,0 +1,40 @@
+"""What `context_rmsnorm` computes, in float64 with the documented rounding points."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from jitspark.spec import Specialization
+
+ROW_SCALES = (1.0, 1e15, 1e-3, 0.0, 1e-20, 30.0, 1.0, 1e-6)
+
+
+def context_rmsnorm(
+    context: Tensor, weight: Tensor, layer_weights: Tensor, out: Tensor, eps: float, *, gain_center: float, **_: int
+) -> None:
+    """Fill out [num_layers, num_tokens, hidden_size]."""
+    x = (_normed(context.double(), eps) * (weight.double() + gain_center)).bfloat16().double()
+    out.copy_(_normed(x, eps) * (layer_weights.double()[:, None] + gain_center))
+
+
+def _normed(rows: Tensor, eps: float) -> Tensor:
+    return rows * torch.rsqrt(rows.square().mean(dim=-1, keepdim=True) + eps)
+
+
+def random_arguments(
+    specialization: Specialization, axes: Mapping[str, int], generator: torch.Generator
+) -> dict[str, Tensor | float]:
+    """Rows of very different size, and gains like trained ones."""
+    num_tokens, hidden_size = axes["num_tokens"], axes["hidden_size"]
+
+    def normal(*size: int) -> Tensor:
+        return torch.randn(size, generator=generator, device=generator.device)
+
+    scales = torch.tensor(ROW_SCALES, device=generator.device).repeat(1 + num_tokens // len(ROW_SCALES))
+    return {
+        "context": (normal(num_tokens, hidden_size) * scales[:num_tokens, None]).bfloat16(),
+        "weight": (0.2 * normal(hidden_size)).bfloat16(),
+        "layer_weights": (0.2 * normal(axes["num_layers"], hidden_size)).bfloat16(),
+        "eps": 1e-5,
+    }
