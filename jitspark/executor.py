@@ -6,7 +6,7 @@ Importing this module imports neither torch nor the compiler.
 """
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from jitspark.bound_plan import BoundPlan, Call, Operations, operation_call
@@ -23,7 +23,7 @@ from jitspark.target import target_of_capability
 if TYPE_CHECKING:
     import torch
 
-    from jitspark.progress import Wanted
+    from jitspark.progress import Event, Wanted
 
 
 class Executor(BoundPlan):
@@ -61,10 +61,18 @@ class Executor(BoundPlan):
         self.bind({**weights, **(outputs or {})})
 
 
-def load_kernels(plans: Iterable[Plan], lookup: Lookup, loader: Loader, settings: Settings) -> dict[Key, Kernel]:
+def load_kernels(
+    plans: Iterable[Plan],
+    lookup: Lookup,
+    loader: Loader,
+    settings: Settings,
+    *,
+    warm_command: str | None = None,
+    on_event: "Callable[[Event], None]" = lambda _: None,
+) -> dict[Key, Kernel]:
     """The kernels of these plans' keys, loaded; entries that are missing are built first, if the settings allow it.
 
-    Raises MissingEntriesError where they do not, or where a key is of other sources than this process has, and what
+    `on_event` is told what is built meanwhile, `warm_command` is what makes all of it, for the error. Raises MissingEntriesError where they do not, or where a key is of other sources than this process has, and what
     `build_and_load` raises.
     """
     plans = list(plans)
@@ -76,7 +84,7 @@ def load_kernels(plans: Iterable[Plan], lookup: Lookup, loader: Loader, settings
     from jitspark.build import build_and_load  # what only loads has no use for it
 
     missing = _wanted(plans, {key for key, entry in zip(keys, entries, strict=True) if entry is None})
-    built = build_and_load(missing, lookup, loader, settings)
+    built = build_and_load(missing, lookup, loader, settings, warm_command=warm_command, on_event=on_event)
     return {
         **{kernel.entry.key: kernel for kernel in loader.load(found)},
         **{item.key: kernel for item, kernel in zip(missing, built, strict=True)},
