@@ -51,10 +51,11 @@ class Tensor:
     """A tensor argument.
 
     `axes` are axis names or literal sizes, outermost first. `dtype` is a dtype role of the spec, or a dtype's
-    own name. `strides` is None for a compact row-major tensor; otherwise one item per axis: an int, or a name
-    for a stride known at run time (in elements, 64 bit; it must be a multiple of `stride_divisor`).
-    `align` is the alignment in bytes that the base pointer must have. `when=(static, value)`: the argument
-    exists only in specializations where that static has that value.
+    own name. `role` is in, out, inout, or state: the kernel's own memory from launch to launch, zero before the
+    first, whose content means nothing to anybody else. `strides` is None for a compact row-major tensor; otherwise
+    one item per axis: an int, or a name for a stride known at run time (in elements, 64 bit; it must be a multiple of
+    `stride_divisor`). `align` is the alignment in bytes that the base pointer must have. `when=(static, value)`: the
+    argument exists only in specializations where that static has that value.
     """
 
     name: str
@@ -235,7 +236,7 @@ def _tensor_problems(spec: KernelSpec, arg: Tensor) -> Iterator[str]:
     unknown = [axis for axis in arg.axes if isinstance(axis, str) and axis not in spec.axes]
     if unknown:
         yield f"argument {arg.name} with unknown axis {unknown[0]!r}"
-    if arg.role not in ("in", "out", "inout"):
+    if arg.role not in ("in", "out", "inout", "state"):
         yield f"argument {arg.name} with role {arg.role!r}"
     if arg.strides is not None and len(arg.strides) != len(arg.axes):
         yield f"argument {arg.name} with {len(arg.strides)} strides for {len(arg.axes)} axes"

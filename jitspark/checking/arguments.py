@@ -15,12 +15,13 @@ from jitspark.registry import resolve
 from jitspark.spec import Scalar, Specialization, Tensor
 
 Value: TypeAlias = TorchTensor | float | int
-Draw: TypeAlias = Mapping[str, Value]  # by argument; outputs have no value
+Draw: TypeAlias = Mapping[str, Value]  # by argument; outputs and states have no value
+UNDRAWN = ("out", "state")
 
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """Memory for one call: every tensor of the specialization inside guard bands, and its scalars."""
+    """Memory for calls: every tensor of the specialization inside guard bands, and its scalars."""
 
     specialization: Specialization
     tensors: Mapping[str, Guarded]
@@ -34,11 +35,11 @@ class Arguments:
         ]
 
     def fill(self, draw: Draw) -> None:
-        """Set inputs from `draw` in place and poison every output, as before a first call."""
+        """Set inputs from `draw` in place and poison every output, as before a first call; a state stays as it is."""
         for arg in tensor_args(self.specialization):
             if arg.role == "out":
                 self.tensors[arg.name].poison()
-            else:
+            elif arg.role != "state":
                 self.tensors[arg.name].tensor.copy_(draw[arg.name])
 
     def snapshot(self, roles: Sequence[str]) -> dict[str, TorchTensor]:
@@ -72,7 +73,7 @@ def draw_arguments(specialization: Specialization, axes: Mapping[str, int], gene
     for arg in specialization.args:
         if isinstance(arg, Scalar):
             _require(arg.name in drawn, specialization, f"no value for the scalar {arg.name}")
-        elif arg.role != "out":
+        elif arg.role not in UNDRAWN:
             if arg.name not in drawn:
                 drawn[arg.name] = _normal(specialization, arg, axes, generator)
             _check_drawn(specialization, arg, axes, drawn[arg.name])
@@ -80,7 +81,7 @@ def draw_arguments(specialization: Specialization, axes: Mapping[str, int], gene
 
 
 def allocate(specialization: Specialization, axes: Mapping[str, int], draw: Draw, device: torch.device) -> Arguments:
-    """Guarded memory for one call. Strides that are known only at run time leave gaps between rows."""
+    """Guarded memory for calls; states are zero. Strides that are known only at run time leave gaps between rows."""
     strides: dict[str, int] = {}
     tensors = {
         arg.name: guarded(
@@ -92,6 +93,9 @@ def allocate(specialization: Specialization, axes: Mapping[str, int], draw: Draw
         )
         for arg in tensor_args(specialization)
     }
+    for arg in tensor_args(specialization):
+        if arg.role == "state":
+            tensors[arg.name].tensor.zero_()
     scalars = {arg.name: draw[arg.name] for arg in specialization.args if isinstance(arg, Scalar)}
     return Arguments(specialization, tensors, scalars)
 
