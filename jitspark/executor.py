@@ -72,7 +72,8 @@ def load_kernels(
 ) -> dict[Key, Kernel]:
     """The kernels of these plans' keys, loaded; entries that are missing are built first, if the settings allow it.
 
-    `on_event` is told what is built meanwhile, `warm_command` is what makes all of it, for the error. Raises MissingEntriesError where they do not, or where a key is of other sources than this process has, and what
+    `on_event` is told what is built meanwhile, `warm_command` is what makes all of it, for the error. Raises
+    MissingEntriesError where they do not, or where a key is of other sources than this process has, and what
     `build_and_load` raises.
     """
     plans = list(plans)
