@@ -1,0 +1,212 @@
+"""The draft's fused forward over vLLM's draft model: its plans, bound to the loaded weights.
+
+Serves query rows of one to eight requests with uniform queries, and as many context rows; for anything else it says
+so and the caller runs stock. One executor for each number of rows; they share an arena, since they never overlap. On a
+CPU the same plans run by their references.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from vllm.config import CompilationMode
+from vllm.distributed import get_tp_group
+from vllm.forward_context import get_forward_context, is_forward_context_available
+
+from jitspark.bound_plan import BoundPlan
+from jitspark.draft_plan import context_plan, draft_plan
+from jitspark.errors import TargetError, UsageError
+from jitspark.executor import Executor
+from jitspark.geometry import DEFAULT_GEOMETRY, MAX_REQUESTS, Deployment, deployment
+from jitspark.plan import Kind, Plan
+from jitspark.plan_binding import Tensors
+from jitspark.plan_builder import Keys
+from jitspark.reference_executor import ReferenceExecutor
+from jitspark.runtime import draft_config, draft_tensors, options
+from jitspark.runtime.kernel_loading import load_kernels
+from jitspark.runtime.ranks import RankGroup
+from jitspark.runtime.takeover import DecodeStep, decode_step
+from jitspark.target import DEFAULT_TARGET, TARGETS, target_of_capability
+
+logger = logging.getLogger("jitspark")
+
+Bind = Callable[[Plan, torch.Tensor, Tensors], BoundPlan]
+Slots = Any  # a tensor for all layers, one for each (or None), or None
+
+
+class DraftDecode:
+    """The forward and the context store of one rank's draft.
+
+    forward, context: executors by number of rows. `model` is vLLM's inner model, whose layers hold the KV caches.
+    """
+
+    def __init__(
+        self, model: Any, forward: Mapping[int, BoundPlan], context: Mapping[int, BoundPlan], query_length: int
+    ) -> None:
+        # not as a submodule of it, nor it of this
+        self._layers = list(model.layers)
+        self._names = [draft_tensors.attention(layer).layer_name for layer in self._layers]
+        self._forward, self._context = forward, context
+        self._query_length = query_length
+
+    def run(self, positions: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor | None:
+        """Hidden states BF16 [rows, hidden] after the final norm, of embeddings `hidden`; None where stock must run.
+
+        The result lies in memory that the next run with any number of rows overwrites.
+        """
+        step = self._step(len(hidden))
+        if step is None or not self._cached():
+            return None
+        executor = self._forward[step.rows]
+        executor.run({"inputs_embeds": hidden, "positions": positions, **self._caches(), **self._tables(step)})
+        return executor.outputs["hidden"]
+
+    def store_context_kv(self, states: torch.Tensor, positions: torch.Tensor, slots: Slots) -> bool:
+        """Keys and values of `states` [rows, hidden] into every layer's cache; False, with nothing done, for stock.
+
+        `slots`: int64 [rows] of each layer, or one for all; -1 is skipped. Rows that no plan serves, layers without
+        slots and caches that are not allocated yet are stock's.
+        """
+        per_layer = [slots] * len(self._layers) if isinstance(slots, torch.Tensor) else list(slots or ())
+        executor = self._context.get(len(states))
+        if executor is None or not per_layer or any(each is None for each in per_layer) or not self._cached():
+            return False
+        named = {f"layers.{index}.slot_mapping": each for index, each in enumerate(per_layer)}
+        inputs = {"context": states, "positions": positions, **named, **self._caches()}
+        known = executor.plan.buffer_named()
+        executor.run({name: each for name, each in inputs.items() if name in known})
+        return True
+
+    def _step(self, rows: int) -> DecodeStep | None:
+        """The forward under way if it is one of uniform queries, eager or under capture."""
+        return decode_step(
+            get_forward_context() if is_forward_context_available() else None,
+            rows,
+            query_length=self._query_length,
+            served_rows=self._forward.keys(),
+            layers=self._names,
+            in_capture=lambda _: True,
+        )
+
+    def _cached(self) -> bool:
+        """Whether vLLM has allocated the KV caches, in the blocks that the kernels know."""
+        caches = [draft_tensors.attention(layer).kv_cache for layer in self._layers]
+        return all(isinstance(each, torch.Tensor) and each.dim() == 4 and each.shape[2] == 16 for each in caches)
+
+    def _caches(self) -> dict[str, torch.Tensor]:
+        found = enumerate(draft_tensors.attention(layer).kv_cache for layer in self._layers)
+        return {f"layers.{index}.kv_cache": cache for index, cache in found}
+
+    def _tables(self, step: DecodeStep) -> dict[str, torch.Tensor]:
+        tables = [step.layers[name] for name in self._names]
+        found = {"seq_lens": tables[0].seq_lens[: step.rows // self._query_length]}
+        for index, table in enumerate(tables):
+            found[f"layers.{index}.block_table"] = table.block_table
+            found[f"layers.{index}.slot_mapping"] = table.slot_mapping[: step.rows]
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Plans:
+    """A draft's plans by number of rows."""
+
+    deployment: Deployment
+    target: str
+    forward: Mapping[int, Plan]
+    context: Mapping[int, Plan]
+
+    @property
+    def every(self) -> tuple[Plan, ...]:
+        return (*self.forward.values(), *self.context.values())
+
+
+def build_draft_decode(model: Any, compilation_mode: Any) -> DraftDecode | None:
+    """The fused forward of vLLM's draft model `model` (the inner one, with its weights loaded).
+
+    All ranks of the TP group must call it. None, with one warning, for several ranks: their exchange inside a plan is
+    not there yet. Raises UsageError for a compiled model and for a config that no kernel serves, WeightsError for a
+    weight that is not there, RankError with another rank's reason, and what loading kernels raises.
+    """
+    _refuse_compiled(compilation_mode)
+    group = get_tp_group()
+    if group.world_size > 1:
+        logger.warning("The draft keeps its stock layers: its plans cannot exchange between ranks yet")
+        return None
+    ranks, device = RankGroup.of_coordinator(group), model.fc.weight.device
+    with ranks.together("draft plans"):
+        plans = _make_plans(model, device, group.world_size)
+        weights = draft_tensors.weights(plans.every, model)
+    with ranks.together("draft kernels"):
+        bind = _binder(model, plans, weights, device)
+    made = _bound(model, plans, bind, device)
+    launches = [len(next(iter(each.values())).launches) for each in (plans.forward, plans.context)]
+    logger.info("draft: %d row counts, %d launches each, %d for context rows", len(plans.forward), *launches)
+    return made
+
+
+def _refuse_compiled(compilation_mode: Any) -> None:
+    if compilation_mode != CompilationMode.NONE:
+        raise UsageError(
+            where="compilation_config.mode",
+            found=str(compilation_mode),
+            needed="NONE: a compiled draft would trace the calls of its plans",
+            remedy="Leave the mode to vLLM, or run stock (decode_backend auto).",
+        )
+
+
+def _make_plans(model: Any, device: torch.device, tp: int) -> _Plans:
+    config = model.vllm_config
+    served = deployment(options.from_vllm_config(config).geometry or DEFAULT_GEOMETRY, tp)
+    draft_config.check(model, served.draft)
+    served = Deployment(served.backbone, draft_config.as_loaded(model, served.draft), tp)
+    target = DEFAULT_TARGET if device.type == "cpu" else own_target(device)
+    requests = range(1, min(MAX_REQUESTS, config.scheduler_config.max_num_seqs) + 1)
+    made: dict[str, Any] = {"rope": model.config.use_rope, "keys": Keys(target)}
+    made["providers"] = dict(options.from_vllm_config(config).providers)
+    query, context = served.draft.num_speculative_tokens, served.query_length
+    return _Plans(
+        served,
+        target,
+        {each * query: draft_plan(served, each * query, target, **made) for each in requests},
+        {each * context: context_plan(served, each * context, target, **made) for each in requests},
+    )
+
+
+def own_target(device: torch.device) -> str:
+    """The target of this rank's GPU. Raises TargetError for one without kernels."""
+    capability = torch.cuda.get_device_capability(device)
+    found = target_of_capability(*capability)
+    if found is None:
+        raise TargetError(
+            where=f"the draft's device {device}",
+            found=f"compute capability {capability[0]}.{capability[1]}",
+            needed=f"one of {', '.join(TARGETS)}",
+            remedy="Run stock (decode_backend auto) on this GPU.",
+        )
+    return found
+
+
+def _binder(model: Any, plans: _Plans, weights: Tensors, device: torch.device) -> Bind:
+    """What makes an executor of a plan, in a given arena and with given outputs. On a CPU there are no kernels."""
+
+    def mine(plan: Plan) -> dict[str, torch.Tensor]:
+        return {buffer.name: weights[buffer.name] for buffer in plan.buffers if buffer.kind is Kind.WEIGHT}
+
+    if device.type == "cpu":
+        return lambda plan, arena, outputs: ReferenceExecutor(plan, mine(plan), device, arena=arena, outputs=outputs)
+    name, tp = plans.deployment.backbone.name, plans.deployment.tp
+    command = f"jitspark warm --geometry {name} --tp {tp} --target {plans.target}"
+    kernels = load_kernels(plans.every, options.settings_for(model.vllm_config), command)
+    return lambda plan, arena, outputs: Executor(plan, kernels, mine(plan), device, arena=arena, outputs=outputs)
+
+
+def _bound(model: Any, plans: _Plans, bind: Bind, device: torch.device) -> DraftDecode:
+    """Everything that the plans need beside weights and caches is allocated here."""
+    draft = plans.deployment.draft
+    arena = torch.zeros(max(plan.workspace_bytes for plan in plans.every), dtype=torch.uint8, device=device)
+    hidden = torch.zeros(max(plans.forward), draft.hidden_size, dtype=torch.bfloat16, device=device)
+    forward = {rows: bind(plan, arena, {"hidden": hidden[:rows]}) for rows, plan in plans.forward.items()}
+    context = {rows: bind(plan, arena, {}) for rows, plan in plans.context.items()}
+    return DraftDecode(model, forward, context, draft.num_speculative_tokens)
