@@ -1,0 +1,39 @@
+"""The state that vLLM's runner keeps for the specialized backbone: where its plans are bound and its captures known.
+
+vLLM makes it once the weights of backbone and draft are final and before it profiles memory, and calls it after each
+allocation of the KV caches. Everything else is vLLM's default state.
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+from vllm.config import VllmConfig
+from vllm.v1.worker.gpu.model_states.default import DefaultModelState
+
+
+class MuseSparkDecodeState(DefaultModelState):  # type: ignore[misc] # vLLM is seen as Any
+    """vLLM's default state, with the decode that `model` takes its captured steps from; None where it runs stock."""
+
+    def __init__(self, vllm_config: VllmConfig, model: nn.Module, encoder_cache: Any, device: torch.device) -> None:
+        super().__init__(vllm_config, model, encoder_cache, device)
+        self.decode = model.bind_decode(vllm_config, device)
+
+    def initialize_kv_cache(self, kv_cache_config: Any, block_tables: Any) -> None:
+        """Bind the KV caches: first the small ones of memory profiling, then the real ones."""
+        super().initialize_kv_cache(kv_cache_config, block_tables)
+        if self.decode is not None:
+            self.decode.bind_kv_caches()
+
+    def prepare_attn(self, *args: Any, for_capture: bool = False, **kwargs: Any) -> dict[str, Any]:
+        """Attention metadata as vLLM makes it; what is made for a capture is remembered, so that `forward` knows it."""
+        metadata: dict[str, Any] = super().prepare_attn(*args, for_capture=for_capture, **kwargs)
+        if self.decode is not None:
+            self.decode.prepared(metadata, for_capture=for_capture)
+        return metadata
+
+    def capture_inner_cudagraphs(self, *args: Any, **kwargs: Any) -> None:
+        """The backbone's graphs are captured by now: say which of them run plans."""
+        super().capture_inner_cudagraphs(*args, **kwargs)
+        if self.decode is not None:
+            self.decode.captured()
