@@ -1,0 +1,192 @@
+"""The ranks of a TP group at work together: a part is done by all of them, or ends on all with the reason. Torch only.
+
+Owns waiting in bounded time. A rank that fails says so before it leaves, one that dies closes its connections, and one
+that says nothing is waited for `patience` seconds: the others then end with a RankError that names it. Words travel
+between CPUs (gloo), one message to each other rank, so that everybody knows who is silent; tensors travel on the
+device's own group. Nothing is pickled.
+"""
+
+import contextlib
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from jitspark.errors import JitsparkError, RankError
+
+# A word's size: long enough for a reason, and far below what a connection takes without being read.
+WORD_BYTES = 2048
+PATIENCE = 120.0
+_TAG = 7301  # of words, so that no other message between the same ranks is taken for one
+
+
+@dataclass(frozen=True, slots=True)
+class RankGroup:
+    """The ranks that share a layer, as one of them sees it.
+
+    control: a gloo group. data: the group of the device that tensors are on; the same one on a CPU. Both None for a
+    rank alone. patience: seconds that another rank is waited for.
+    """
+
+    rank: int
+    size: int
+    control: Any = None
+    data: Any = None
+    patience: float = PATIENCE
+
+    @classmethod
+    def of_coordinator(cls, coordinator: Any, patience: float = PATIENCE) -> "RankGroup":
+        """The group behind vLLM's `get_tp_group()`."""
+        return cls(
+            rank=coordinator.rank_in_group,
+            size=coordinator.world_size,
+            control=coordinator.cpu_group,
+            data=coordinator.device_group,
+            patience=patience,
+        )
+
+    @contextlib.contextmanager
+    def together(self, step: str, digest: str = "") -> Iterator[None]:
+        """A part of the work that counts only when every rank has done it.
+
+        Whatever ends it on one rank is told to the others, where it is a RankError with that rank's reason. So are
+        another rank's `step` or `digest` (of what must be equal on all), its death, and its silence.
+        """
+        try:
+            yield
+        except RankError:
+            raise  # the others have left already
+        except BaseException as error:
+            with contextlib.suppress(RankError):
+                self._words(step, digest, _described(error))
+            raise
+        _refuse_failures(step, self._words(step, digest, None))
+
+    @contextlib.contextmanager
+    def telling(self, step: str) -> Iterator[None]:
+        """Work of this rank between two parts: its failure is told where the others wait for the next part."""
+        try:
+            yield
+        except RankError:
+            raise
+        except BaseException as error:
+            with contextlib.suppress(RankError):
+                self._words(step, "", _described(error))
+            raise
+
+    def swap(self, received: torch.Tensor, sent: torch.Tensor) -> None:
+        """All to all in equal parts: row d of `sent` goes to rank d, row s of `received` comes from rank s. uint8.
+
+        The one place where ranks exchange experts: a backend without this call would be served here. NCCL has it, and
+        so has the gloo of torch 2.11 and 2.13. Raises RankError, after `patience` at the latest.
+        """
+        self._collective("an exchange", dist.all_to_all_single, received, sent)
+
+    def gather(self, own: torch.Tensor) -> torch.Tensor:
+        """Every rank's tensor of the same shape, in rank order: [size, ...]. Raises RankError, as `swap`."""
+        if self.size == 1:
+            return own[None]
+        every = [torch.empty_like(own) for _ in range(self.size)]
+        self._collective("a gather", dist.all_gather, every, own)
+        return torch.stack(every)
+
+    def _collective(self, what: str, function: Any, *tensors: Any) -> None:
+        try:
+            work = function(*tensors, group=self.data, async_op=True)
+            work.wait(timedelta(seconds=self.patience))
+        except RuntimeError as error:  # torch's, for a connection that ended and for a time that is over
+            raise self._error(
+                what, f"that it ended: {_first_line(error)}", "all ranks to take part until its end"
+            ) from error
+
+    def _words(self, step: str, digest: str, failure: str | None) -> list[dict[str, Any]]:
+        """What every rank says about this step, in rank order. Raises RankError for ranks that say nothing."""
+        own = {"step": step, "digest": digest, "failure": failure}
+        if self.size == 1:
+            return [own]
+        deadline = time.monotonic() + self.patience
+        message = torch.frombuffer(bytearray(_encoded(own)), dtype=torch.uint8)
+        peers = [rank for rank in range(self.size) if rank != self.rank]
+        heard = {rank: torch.empty_like(message) for rank in peers}
+        silent: dict[int, str] = {}
+        works = []
+        for rank in peers:
+            works.append((rank, self._started(silent, rank, dist.isend, message, group_dst=rank)))
+            works.append((rank, self._started(silent, rank, dist.irecv, heard[rank], group_src=rank)))
+        for rank, work in works:
+            if work is not None and rank not in silent:
+                self._waited(silent, rank, work, deadline)
+        if silent:
+            raise self._error(step, f"no word from {_listed(silent)}", "every rank to be alive and at this step")
+        return [own if rank == self.rank else _decoded(heard[rank]) for rank in range(self.size)]
+
+    def _started(self, silent: dict[int, str], rank: int, function: Any, message: torch.Tensor, **peer: int) -> Any:
+        try:
+            return function(message, group=self.control, tag=_TAG, **peer)
+        except RuntimeError as error:
+            silent[rank] = _first_line(error)
+            return None
+
+    def _waited(self, silent: dict[int, str], rank: int, work: Any, deadline: float) -> None:
+        try:
+            work.wait(timedelta(seconds=max(0.001, deadline - time.monotonic())))
+        except RuntimeError as error:
+            silent[rank] = _first_line(error)
+
+    def _error(self, step: str, found: str, needed: str) -> RankError:
+        return RankError(
+            where=f"rank {self.rank} of {self.size}, {step}",
+            found=found,
+            needed=needed,
+            remedy="Look at that rank's own log, and start all of them again.",
+        )
+
+
+def _refuse_failures(step: str, words: Sequence[dict[str, Any]]) -> None:
+    failed = {rank: word["failure"] for rank, word in enumerate(words) if word["failure"] is not None}
+    if failed:
+        rank, reason = next(iter(failed.items()))
+        raise _disagreement(step, f"rank {rank} failed: {reason}", "every rank to succeed")
+    for what in ("step", "digest"):
+        said = {word[what]: rank for rank, word in reversed(list(enumerate(words)))}
+        if len(said) > 1:
+            listed = ", ".join(
+                f"{text!r} on rank {rank}" for text, rank in sorted(said.items(), key=lambda item: item[1])
+            )
+            raise _disagreement(step, f"unlike {what}s: {listed}", f"the same {what} on all ranks")
+
+
+def _disagreement(step: str, found: str, needed: str) -> RankError:
+    remedy = "Mend what that rank reports, give all ranks the same model and options, and start them again."
+    return RankError(where=step, found=found, needed=needed, remedy=remedy)
+
+
+def _described(error: BaseException) -> str:
+    return str(error) if isinstance(error, JitsparkError) else f"{type(error).__name__}: {_first_line(error)}"
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _listed(silent: dict[int, str]) -> str:
+    return ", ".join(f"rank {rank} ({reason})" for rank, reason in sorted(silent.items()))
+
+
+def _encoded(word: dict[str, Any]) -> bytes:
+    """JSON in WORD_BYTES; a reason too long for that loses its end."""
+    text = json.dumps(word)
+    while len(text) > WORD_BYTES:
+        word = {**word, "failure": word["failure"][: len(word["failure"]) - (len(text) - WORD_BYTES) // 6 - 8] + " ..."}
+        text = json.dumps(word)
+    return text.encode("ascii").ljust(WORD_BYTES)
+
+
+def _decoded(message: torch.Tensor) -> dict[str, Any]:
+    word: dict[str, Any] = json.loads(bytes(message.tolist()))
+    return word

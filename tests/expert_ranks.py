@@ -1,0 +1,202 @@
+"""Ranks as processes that re-cut the experts of a checkpoint, each compared with a direct slice of the file.
+
+    python tests/expert_ranks.py TASK.json
+
+TASK: path, experts (fields), layers, ranks, and where wanted sharded (how vLLM shares experts: "ep" or "tp"),
+staging_bytes, patience, free_bytes, lacks (a tensor the checkpoint does not have), fault. Prints a line of JSON per
+rank: what differs, seconds, and memory in bytes (`extra`: the peak beside what stays).
+"""
+
+import json
+import os
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+
+import expert_checkpoint
+import torch
+import torch.distributed as dist
+
+from jitspark.errors import JitsparkError
+from jitspark.runtime import expert_tp
+from jitspark.runtime.ranks import RankGroup
+
+
+class StockMethod:
+    """In the place of vLLM's method: it only spoils the checkpoint's order, as that does."""
+
+    def __init__(self, fault=None):
+        self.fault = fault
+
+    def process_weights_after_loading(self, layer):
+        if self.fault is not None:
+            self.fault()
+        for name in ("w13_weight", "w2_weight"):
+            getattr(layer, name).data.view(torch.uint8).zero_()
+
+
+class MuseSparkModelOptNvFp4FusedMoE(StockMethod):
+    pass
+
+
+class MuseSparkUnquantizedFusedMoE(StockMethod):
+    pass
+
+
+def empty_layer(experts, index, *, rank=0, ranks=1, sharded="ep", fault=None):
+    """A layer as vLLM makes it before it loads anything, with the attributes that are read."""
+    count, inner = experts.num_local_experts, experts.moe_intermediate_size
+    hidden, is_nvfp4, ep = experts.moe_hidden_size, experts.is_nvfp4(index), sharded == "ep" and ranks > 1
+    here, inner = (count // ranks, inner) if ep else (count, inner // ranks)
+    parallel = SimpleNamespace(
+        enable_eplb=False,
+        use_ep=ep,
+        ep_size=ranks if ep else 1,
+        ep_rank=rank if ep else 0,
+        tp_size=1 if ep else ranks,
+        tp_rank=0 if ep else rank,
+    )
+    shapes = expert_checkpoint.Experts(here, hidden, inner, "nvfp4" if is_nvfp4 else "bfloat16")
+    make = expert_checkpoint.nvfp4 if is_nvfp4 else expert_checkpoint.bfloat16
+    tensors = make(shapes, torch.Generator().manual_seed(7))
+    if is_nvfp4:  # vLLM keeps the input scales of all experts on every rank
+        tensors |= {"w13_input_scale": torch.ones(count, 2), "w2_input_scale": torch.ones(count)}
+    method = MuseSparkModelOptNvFp4FusedMoE if is_nvfp4 else MuseSparkUnquantizedFusedMoE
+    return SimpleNamespace(
+        quant_method=method(fault),
+        moe_config=SimpleNamespace(moe_parallel_config=parallel),
+        expert_placement_strategy="linear",
+        **{name: torch.nn.Parameter(tensor, requires_grad=False) for name, tensor in tensors.items()},
+    )
+
+
+def load(layer, path, index, lacks=None):
+    """This rank's experts from the file into the layer, as its parallel config says."""
+    parallel, here = layer.moe_config.moe_parallel_config, len(layer.w13_weight)
+    share = (parallel.tp_rank, parallel.tp_size)
+    experts = slice(parallel.ep_rank * here, (parallel.ep_rank + 1) * here)
+    found = expert_checkpoint.read(path, index, experts=experts, rows=share, columns=share)
+    found |= {n: t for n, t in expert_checkpoint.read(path, index).items() if n.endswith("input_scale")}
+    for name, tensor in found.items():
+        if name != lacks:
+            getattr(layer, name).data.copy_(tensor)
+
+
+def run(task, rank):
+    """One rank. Returns what is printed."""
+    torch.set_num_threads(1)
+    ranks, experts = task["ranks"], expert_checkpoint.Experts(**task["experts"])
+    dist.init_process_group(
+        "gloo", init_method=f"file://{task['path']}.ranks", rank=rank, world_size=ranks, timeout=timedelta(seconds=60)
+    )
+    group = RankGroup(rank, ranks, dist.group.WORLD, dist.group.WORLD, patience=task.get("patience", 60))
+    options = {"staging_bytes": task["staging_bytes"]} if "staging_bytes" in task else {}
+    if "free_bytes" in task:
+        options["free_bytes"] = lambda device: task["free_bytes"][rank]
+    shares = expert_tp.ExpertShares(experts, task["layers"], group, **options)
+    fault = Fault(task.get("fault"), rank)
+    layers = {
+        index: empty_layer(
+            experts, index, rank=rank, ranks=ranks, sharded=task.get("sharded", "ep"), fault=fault.of_stock(index)
+        )
+        for index in task["layers"]
+    }
+    shares.tap(layers)
+    for index, layer in layers.items():
+        load(layer, task["path"], index, task.get("lacks"))
+    fault.arm()
+    allocated = expert_tp._allocated
+    expert_tp._allocated = lambda *form: {name: tensor.fill_(1) for name, tensor in allocated(*form).items()}  # touched
+    held_before, began = memory(), time.monotonic()
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak starts here
+    for layer in layers.values():
+        layer.quant_method.process_weights_after_loading(layer)
+    shares.finish()
+    seconds, peak = time.monotonic() - began, memory("VmHWM")
+    held = sum(tensor.nbytes for index in task["layers"] for tensor in shares.tensors(index).values())
+    wrong = {
+        index: found
+        for index in task["layers"]
+        if (found := expert_checkpoint.differing(task["path"], index, rank, ranks, shares.tensors(index)))
+    }
+    return {
+        "wrong": wrong,
+        "seconds": seconds,
+        "held": held,
+        "extra": peak - held_before - held,
+        "needed": shares.needed_bytes(),
+    }
+
+
+def memory(field="VmRSS"):
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field + ":"))
+
+
+class Fault:
+    """{"rank", "how": raise, die, stall or stock, "at": the exchange, or the layer's index for "stock"}."""
+
+    def __init__(self, task, rank):
+        self.task = task if task is not None and task["rank"] == rank else None
+        self.calls = 0
+
+    def of_stock(self, index):
+        if self.task is None or self.task["how"] != "stock" or self.task["at"] != index:
+            return None
+        return self.strike
+
+    def arm(self):
+        if self.task is None or self.task["how"] == "stock":
+            return
+        packed = expert_tp._packed
+
+        def faulty(*arguments):
+            self.calls += 1
+            if self.calls == self.task["at"]:
+                self.strike()
+            return packed(*arguments)
+
+        expert_tp._packed = faulty
+
+    def strike(self):
+        if self.task["how"] == "die":
+            os._exit(9)
+        if self.task["how"] == "stall":
+            time.sleep(600)
+        raise RuntimeError("the allocator has no more memory\nand says so at length")
+
+
+def told(task, rank):
+    began = time.monotonic()
+    try:
+        said = run(task, rank)
+    except JitsparkError as error:
+        said = error.to_json()
+    except RuntimeError as error:
+        said = {"error": "RuntimeError", "found": str(error)}
+    said |= {"rank": rank, "after": time.monotonic() - began}
+    os.write(1, (json.dumps(said) + "\n").encode())
+
+
+def main():
+    """One import of torch for all ranks: they are forked before torch starts a thread."""
+    task = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    pids = []
+    for rank in range(task["ranks"]):
+        pid = os.fork()
+        if pid == 0:
+            told(task, rank)
+            os._exit(0)
+        pids.append(pid)
+    stalled = task.get("fault", {}).get("how") == "stall"
+    for rank, pid in enumerate(pids):
+        if not (stalled and rank == task["fault"]["rank"]):
+            os.waitpid(pid, 0)
+    if stalled:
+        os.kill(pids[task["fault"]["rank"]], 9)
+
+
+if __name__ == "__main__":
+    main()
