@@ -102,13 +102,13 @@ def read(path, layer, *, experts=None, rows=None, columns=None):
 def differing(path, layer, rank, ranks, held):
     """The names of those of the held tensors that are not, byte by byte, what the file's own share gives."""
     wrong, step = [], 2
-    count = len(held["down_weight"])
+    count = len(held["down.weight"])
     for first in range(0, count, step):  # a few at a time: all ranks of a test do this at once
         here = slice(first, min(first + step, count))
         share = read(path, layer, experts=here, rows=(rank, ranks), columns=(rank, ranks))
         wanted = _repacked(share) if "w13_weight_scale" in share else _plain(share)
         wrong += [name for name, tensor in wanted.items() if not equal_bytes(held[name][here], tensor)]
-    if "gate_up_scales" in held:
+    if "gate_up.gate_up_scales" in held:
         wrong += [name for name, tensor in _scalars(path, layer).items() if not equal_bytes(held[name], tensor)]
     return sorted(set(wrong))
 
@@ -118,13 +118,13 @@ def equal_bytes(one, other):
 
 
 def _plain(share):
-    return {"gate_up_weight": share["w13_weight"], "down_weight": share["w2_weight"]}
+    return {"gate_up.weight": share["w13_weight"], "down.weight": share["w2_weight"]}
 
 
 def _repacked(share):
     gate_up = repack_gate_up(share["w13_weight"], share["w13_weight_scale"].view(BYTES))
     down = repack_down(share["w2_weight"], share["w2_weight_scale"].view(BYTES))
-    names = ("gate_up_weight", "gate_up_weight_scales", "down_weight", "down_weight_scales")
+    names = ("gate_up.weight", "gate_up.weight_scales", "down.weight", "down.weight_scales")
     return dict(zip(names, (*gate_up, *down), strict=True))
 
 
@@ -137,8 +137,8 @@ def _scalars(path, layer):
         )
     a13, a2 = a13.max(), a2.max()
     return {
-        "gate_up_scales": torch.stack([torch.stack([a13 * gate, a13 * up]) for gate, up in w13]),
-        "down_scales": torch.stack([a2 * each for each in w2]),
-        "input_global_scale": torch.stack([1 / a13]),
-        "intermediate_global_scale": torch.stack([1 / a2]),
+        "gate_up.gate_up_scales": torch.stack([torch.stack([a13 * gate, a13 * up]) for gate, up in w13]),
+        "down.down_scales": torch.stack([a2 * each for each in w2]),
+        "input.global_scale": torch.stack([1 / a13]),
+        "gate_up.global_scale": torch.stack([1 / a2]),
     }

@@ -94,7 +94,7 @@ def run(task, rank):
     group = RankGroup(rank, ranks, dist.group.WORLD, dist.group.WORLD, patience=task.get("patience", 60))
     options = {"staging_bytes": task["staging_bytes"]} if "staging_bytes" in task else {}
     if "free_bytes" in task:
-        options["free_bytes"] = lambda device: task["free_bytes"][rank]
+        options["free_bytes"] = lambda _: task["free_bytes"][rank]
     shares = expert_tp.ExpertShares(experts, task["layers"], group, **options)
     fault = Fault(task.get("fault"), rank)
     layers = {

@@ -14,18 +14,6 @@ from jitspark.runtime.expert_tp import ExpertShares
 if TYPE_CHECKING:
     import torch
 
-# the last parts of a plan's name for an expert weight, and the name among the shares
-SHARES = {
-    "experts.input.global_scale": "input_global_scale",
-    "experts.gate_up.weight": "gate_up_weight",
-    "experts.gate_up.weight_scales": "gate_up_weight_scales",
-    "experts.gate_up.gate_up_scales": "gate_up_scales",
-    "experts.gate_up.global_scale": "intermediate_global_scale",
-    "experts.down.weight": "down_weight",
-    "experts.down.weight_scales": "down_weight_scales",
-    "experts.down.down_scales": "down_scales",
-}
-
 
 def weights(plans: Iterable[Plan], model: Any, shares: ExpertShares | None, rank: int) -> "dict[str, torch.Tensor]":
     """Every weight of these plans by buffer name. `model` is vLLM's top-level class, `shares` its experts."""
@@ -62,9 +50,9 @@ def _weight(buffer: Buffer, model: Any, shares: ExpertShares | None, rank: int) 
 
 
 def _share(buffer: Buffer, shares: ExpertShares | None) -> "torch.Tensor":
-    _, layer, name = buffer.name.split(".", 2)
+    _, layer, _, name = buffer.name.split(".", 3)
     assert shares is not None, buffer.name
-    return shares.tensors(int(layer))[SHARES[name]].view(buffer.shape)
+    return shares.tensors(int(layer))[name].view(buffer.shape)
 
 
 def _found(model: Any, name: str) -> "torch.Tensor":

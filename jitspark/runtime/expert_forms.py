@@ -131,14 +131,14 @@ def _nvfp4(sizes: ExpertSizes) -> Form:
             Part(W2_SCALES, (hidden, inner // BLOCK), scale),
         ),
         held={
-            "gate_up_weight": Held((experts, width * hidden), byte),
-            "gate_up_weight_scales": Held((experts, 2 * width * hidden // BLOCK), byte),
-            "gate_up_scales": Held((experts, 2), torch.float32),
-            "down_weight": Held((experts, hidden * width // 2), byte),
-            "down_weight_scales": Held((experts, hidden * width // BLOCK), byte),
-            "down_scales": Held((experts,), torch.float32),
-            "input_global_scale": Held((1,), torch.float32),
-            "intermediate_global_scale": Held((1,), torch.float32),
+            "gate_up.weight": Held((experts, width * hidden), byte),
+            "gate_up.weight_scales": Held((experts, 2 * width * hidden // BLOCK), byte),
+            "gate_up.gate_up_scales": Held((experts, 2), torch.float32),
+            "down.weight": Held((experts, hidden * width // 2), byte),
+            "down.weight_scales": Held((experts, hidden * width // BLOCK), byte),
+            "down.down_scales": Held((experts,), torch.float32),
+            "input.global_scale": Held((1,), torch.float32),
+            "gate_up.global_scale": Held((1,), torch.float32),
         },
         place=_place_nvfp4,
     )
@@ -147,11 +147,11 @@ def _nvfp4(sizes: ExpertSizes) -> Form:
 def _place_nvfp4(held: Mapping[str, Tensor], first: int, shares: Mapping[str, Tensor]) -> None:
     here = slice(first, first + len(shares[W13]))
     codes, scales = repack_gate_up(shares[W13].flatten(1, 2), shares[W13_SCALES].flatten(1, 2))
-    held["gate_up_weight"][here].copy_(codes)
-    held["gate_up_weight_scales"][here].copy_(scales)
+    held["gate_up.weight"][here].copy_(codes)
+    held["gate_up.weight_scales"][here].copy_(scales)
     codes, scales = repack_down(shares[W2], shares[W2_SCALES])
-    held["down_weight"][here].copy_(codes)
-    held["down_weight_scales"][here].copy_(scales)
+    held["down.weight"][here].copy_(codes)
+    held["down.weight_scales"][here].copy_(scales)
 
 
 def _bfloat16(sizes: ExpertSizes) -> Form:
@@ -160,15 +160,15 @@ def _bfloat16(sizes: ExpertSizes) -> Form:
     return Form(
         parts=(Part(W13, (2, inner, 2 * hidden), dtype), Part(W2, (hidden, 2 * inner), dtype)),
         held={
-            "gate_up_weight": Held((experts, 2 * width, hidden), dtype),
-            "down_weight": Held((experts, hidden, width), dtype),
+            "gate_up.weight": Held((experts, 2 * width, hidden), dtype),
+            "down.weight": Held((experts, hidden, width), dtype),
         },
         place=_place_bfloat16,
     )
 
 
 def _place_bfloat16(held: Mapping[str, Tensor], first: int, shares: Mapping[str, Tensor]) -> None:
-    for name, parameter in (("gate_up_weight", W13), ("down_weight", W2)):
+    for name, parameter in (("gate_up.weight", W13), ("down.weight", W2)):
         share = shares[parameter]
         target = held[name][first : first + len(share)]
         target.view(torch.uint8).copy_(share.reshape(target.view(torch.uint8).shape))

@@ -56,7 +56,7 @@ def read(where: str, layer: Any, weight_dtype: str, form: Form, rank: int, tp: i
     """The layer's experts as they were loaded. Raises WeightsError for what is not known to be what `form` says."""
     _check_method(where, layer, weight_dtype)
     whole = _check_placement(where, layer, rank, tp)
-    experts = form.held["down_weight"].shape[0] // (tp if whole else 1)
+    experts = form.held["down.weight"].shape[0] // (tp if whole else 1)
     parts = {}
     for part in form.parts:
         tensor = _parameter(where, layer, part.parameter)

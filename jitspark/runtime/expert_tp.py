@@ -103,7 +103,7 @@ class ExpertShares:
                 )
 
     def tensors(self, index: int) -> Mapping[str, Tensor]:
-        """What the grouped GEMMs of this layer read, by the names of `expert_forms`; written once it is taken."""
+        """What a plan names `layers.<index>.experts.<name>`, by name: all of the layer's, written once it is taken."""
         return self._held[index]
 
     def _tap(self, index: int, layer: Any) -> None:
@@ -176,10 +176,10 @@ class ExpertShares:
         if source.whole:
             scales = self._ranks.gather(scales).flatten(0, 1)
         input_scale, intermediate_scale = largest[0:1], largest[1:2]
-        held["gate_up_scales"].copy_(input_scale * scales[:, :2])
-        held["down_scales"].copy_(intermediate_scale * scales[:, 2])
-        held["input_global_scale"].copy_(1.0 / input_scale)
-        held["intermediate_global_scale"].copy_(1.0 / intermediate_scale)
+        held["gate_up.gate_up_scales"].copy_(input_scale * scales[:, :2])
+        held["down.down_scales"].copy_(intermediate_scale * scales[:, 2])
+        held["input.global_scale"].copy_(1.0 / input_scale)
+        held["gate_up.global_scale"].copy_(1.0 / intermediate_scale)
 
 
 def _allocated(form: Form, device: torch.device) -> dict[str, Tensor]:

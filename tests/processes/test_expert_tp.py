@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from expert_checkpoint import Experts, write  # noqa: E402 - needs torch
+from expert_checkpoint import Experts, write
 
 ROOT = Path(__file__).resolve().parents[2]
 MIB = 1 << 20
