@@ -25,7 +25,20 @@ class Tenant:
 
     def meets(self, other: "Tenant") -> bool:
         """Whether both are alive in some launch."""
-        return any(a <= d and c <= b for a, b in self.intervals for c, d in other.intervals)
+        return meet(self.intervals, other.intervals)
+
+
+def meet(one: Sequence[Interval], other: Sequence[Interval]) -> bool:
+    """Whether any two of these intervals, each ascending, have a launch in common."""
+    i = j = 0
+    while i < len(one) and j < len(other):
+        if one[i][1] < other[j][0]:
+            i += 1
+        elif other[j][1] < one[i][0]:
+            j += 1
+        else:
+            return True
+    return False
 
 
 def intervals(launches: Sequence[Launch]) -> dict[str, tuple[Interval, ...]]:

@@ -125,6 +125,12 @@ class PackError(JitsparkError):
     exit_code = 4
 
 
+class PlanError(JitsparkError):
+    """A stored plan is missing, damaged, from another version, or does not agree with itself or with its entries."""
+
+    exit_code = 4
+
+
 class WeightsError(JitsparkError):
     """Weights as vLLM holds them are not what a plan needs: their layout, their dtype, or scales that are missing."""
 

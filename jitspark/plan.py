@@ -124,7 +124,8 @@ class Launch:
     triggers_early: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "statics", MappingProxyType(dict(self.statics)))
+        if not isinstance(self.statics, MappingProxyType):
+            object.__setattr__(self, "statics", MappingProxyType(dict(self.statics)))
 
     def tensors(self) -> Iterator[TensorArgument]:
         return (argument for argument in self.arguments if isinstance(argument, TensorArgument))

@@ -11,6 +11,7 @@ from jitspark.buffer_planner import Tenant, intervals, place
 from jitspark.key import Key, canonical, recipe_of
 from jitspark.plan import CUTE, Argument, Buffer, Kind, Launch, Plan, ScalarArgument, Size, Stage, TensorArgument
 from jitspark.plan import WeightSource as Source
+from jitspark.plan_checks import PlanChecker
 from jitspark.spec import DTYPE_BYTES, Scalar, Specialization, Tensor
 from jitspark.target import host_name
 
@@ -109,7 +110,7 @@ class PlanBuilder:
         self._launches.append(Launch(name, part, TORCH, operation, None, made, {}))
 
     def plan(self) -> Plan:
-        """The plan, its buffers placed."""
+        """The plan, its buffers placed, and checked. Raises PlanError when it does not make sense."""
         alive = intervals(self._launches)
         offsets, workspace = place(self._tenants(Kind.WORKSPACE, alive))
         everywhere = {name: ((0, len(self._launches)),) for name in self._buffers}
@@ -117,7 +118,7 @@ class PlanBuilder:
         shared, symmetric = place([*self._tenants(Kind.SYMMETRIC, everywhere), *self._tenants(Kind.SIGNAL, everywhere)])
         placed = {**offsets, **shared}
         head = self.header
-        return Plan(
+        made = Plan(
             stage=head.stage,
             geometry=head.geometry,
             tp=head.tp,
@@ -131,6 +132,8 @@ class PlanBuilder:
             workspace_bytes=workspace,
             symmetric_bytes=symmetric,
         )
+        PlanChecker().require(made, f"{head.stage} plan of {head.geometry}, {head.rows} rows")
+        return made
 
     def _tenants(self, kind: Kind, alive: Mapping[str, tuple[tuple[int, int], ...]]) -> list[Tenant]:
         return [Tenant(name, nbytes(each), alive[name]) for name, each in self._buffers.items() if each.kind is kind]

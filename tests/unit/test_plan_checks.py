@@ -1,0 +1,230 @@
+"""A plan that does not make sense is refused, and the problem named: made wrong on purpose, one place at a time."""
+
+from dataclasses import replace
+
+import pytest
+
+from jitspark.backbone_plan import decode_plan, logits_plan
+from jitspark.errors import PlanError
+from jitspark.geometry import deployment
+from jitspark.plan import Buffer, Kind, Launch, Stage, TensorArgument
+from jitspark.plan_builder import Keys
+from jitspark.plan_checks import PlanChecker, order_problems
+
+TARGET = "sm_90a"
+KEYS = Keys(TARGET)
+
+
+@pytest.fixture(scope="module")
+def plan():
+    return decode_plan(deployment("tiny_swa", 1), 16, TARGET, keys=KEYS)
+
+
+def found_in(plan):
+    return [f"{each.where}: {each.found}" for each in PlanChecker().problems(plan)]
+
+
+def with_launch(plan, name, **changes):
+    return replace(
+        plan, launches=tuple(replace(each, **changes) if each.name == name else each for each in plan.launches)
+    )
+
+
+def with_buffer(plan, which, **changes):
+    return replace(
+        plan, buffers=tuple(replace(each, **changes) if each.name == which else each for each in plan.buffers)
+    )
+
+
+def with_argument(plan, launch, used, **changes):
+    made = next(each for each in plan.launches if each.name == launch)
+    arguments = tuple(
+        replace(each, **changes) if isinstance(each, TensorArgument) and each.buffer == used else each
+        for each in made.arguments
+    )
+    return with_launch(plan, launch, arguments=arguments)
+
+
+def key_of(plan, name):
+    return next(each.key for each in plan.launches if each.name == name)
+
+
+def without_launch(plan, name):
+    return replace(plan, launches=tuple(each for each in plan.launches if each.name != name))
+
+
+def moved_before(plan, name, other):
+    moved = next(each for each in plan.launches if each.name == name)
+    rest = without_launch(plan, name).launches
+    at = next(index for index, each in enumerate(rest) if each.name == other)
+    return replace(plan, launches=(*rest[:at], moved, *rest[at:]))
+
+
+def on_the_place_of(plan, name, other):
+    return with_buffer(plan, name, offset=plan.buffer_named()[other].offset)
+
+
+BROKEN = {
+    "an unknown buffer": (
+        lambda plan: with_argument(plan, "layers.1.merge", "qkvg", buffer="qkv"),
+        "layers.1.merge: an unknown buffer 'qkv'",
+    ),
+    "a read before any write": (
+        lambda plan: moved_before(plan, "layers.0.attention", "layers.0.qkv_gate"),
+        "layers.0.attention: qkvg read before it is written",
+    ),
+    "a writer that is gone": (
+        lambda plan: without_launch(plan, "stream"),
+        "layers.0.pre_qkv_norm: stream read before it is written",
+    ),
+    "an output that nobody writes": (
+        lambda plan: without_launch(plan, "layers.3.post_ffn"),
+        "hidden: an output that no launch writes",
+    ),
+    "a weight that is written": (
+        lambda plan: with_argument(plan, "layers.1.o_proj", "layers.1.o_proj", role="out"),
+        "layers.1.o_proj: layers.1.o_proj written",
+    ),
+    "an unknown role": (
+        lambda plan: with_argument(plan, "layers.1.o_proj", "branch", role="update"),
+        "layers.1.o_proj: role 'update'",
+    ),
+    "a buffer in two places of a launch that writes": (
+        lambda plan: with_argument(plan, "layers.1.o_proj", "branch", buffer="attention_output"),
+        "layers.1.o_proj: attention_output twice, and something written",
+    ),
+    "a place behind the arena": (
+        lambda plan: replace(plan, workspace_bytes=plan.workspace_bytes - 256),
+        "offset",
+    ),
+    "a place off the alignment": (
+        lambda plan: with_buffer(plan, "branch", offset=plan.buffer_named()["branch"].offset + 16),
+        "branch: offset",
+    ),
+    "a negative place": (lambda plan: with_buffer(plan, "branch", offset=-256), "branch: offset -256"),
+    "one place for two that live": (
+        lambda plan: on_the_place_of(plan, "stream", "qkvg"),
+        "a place over",
+    ),
+    "a view of another size": (
+        lambda plan: with_argument(plan, "layers.0.combine", "expert_rows", shape=(1, 16, 2, 255)),
+        "layers.0.combine: expert_rows as [1, 16, 2, 255]",
+    ),
+    "a shape with nothing in it": (
+        lambda plan: with_buffer(plan, "branch", shape=(16, 0)),
+        "branch: shape [16, 0]",
+    ),
+    "an unknown dtype": (lambda plan: with_buffer(plan, "branch", dtype="float4"), "branch: dtype 'float4'"),
+    "strides for other axes": (
+        lambda plan: with_buffer(plan, "layers.0.kv_cache", strides=(1,)),
+        "layers.0.kv_cache: 1 strides for 4 axes",
+    ),
+    "a name twice": (lambda plan: with_buffer(plan, "branch", name="qkvg"), "buffers: a name twice"),
+    "no key": (lambda plan: with_launch(plan, "layers.0.o_proj", key=None), "layers.0.o_proj: provider cute, key None"),
+    "another kernel's key": (
+        lambda plan: with_launch(plan, "layers.0.o_proj", key=plan.keys()[0]),
+        "layers.0.o_proj: key rmsnorm/",
+    ),
+    "another target's key": (
+        lambda plan: with_launch(
+            plan,
+            "layers.0.o_proj",
+            key=replace(key_of(plan, "layers.0.o_proj"), target="sm_100a"),
+        ),
+        "layers.0.o_proj: key skinny_gemm_bf16/",
+    ),
+    "a key of somebody else's": (
+        lambda plan: with_launch(plan, "layers.0.o_proj", provider="stock"),
+        "layers.0.o_proj: provider stock, key skinny_gemm_bf16/",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_is_wrong_is_found_and_named(plan, name):
+    change, expected = BROKEN[name]
+
+    problems = found_in(change(plan))
+
+    assert any(expected in problem for problem in problems), problems
+
+
+def test_a_good_plan_has_no_problem(plan):
+    assert found_in(plan) == []
+    assert found_in(logits_plan(deployment("tiny", 2), 8, TARGET, keys=KEYS)) == []
+
+
+def test_the_first_problem_is_one_error_with_where_it_is(plan):
+    broken = with_argument(plan, "layers.1.merge", "qkvg", buffer="qkv")
+
+    with pytest.raises(PlanError, match=r"a file: layers\.1\.merge: found an unknown buffer 'qkv'.*jitspark warm"):
+        PlanChecker().require(broken, "a file")
+
+
+def test_plans_of_one_frame_are_checked_for_what_is_their_own(plan):
+    checker, frame = PlanChecker(), object()
+    checker.require(plan, "a file", frame)
+
+    broken = on_the_place_of(plan, "stream", "qkvg")
+    with pytest.raises(PlanError, match="a place over"):
+        checker.require(broken, "another file", frame)
+    with pytest.raises(PlanError, match="offset"):
+        checker.require(replace(plan, workspace_bytes=0), "another file", frame)
+
+
+def launch(name, *, early="", reads="", writes="", triggers_early=False, provider="cute"):
+    arguments = [TensorArgument(each, "in", early=True) for each in early.split()]
+    arguments += [TensorArgument(each, "in") for each in reads.split()]
+    arguments += [TensorArgument(each, "out") for each in writes.split()]
+    return Launch(name, "experts", provider, "norm", None, tuple(arguments), {}, triggers_early)
+
+
+def order(*launches):
+    named = {name: Buffer(name, Kind.WORKSPACE, (1,), "float32") for name in "abcd"}
+    named["x"] = Buffer("x", Kind.INPUT, (1,), "float32")
+    return [f"{each.where}: {each.found}" for each in order_problems(launches, named)]
+
+
+WRITER = launch("writer", reads="x", writes="a")
+NORM = launch("norm", reads="x", writes="b")
+EARLY = launch("early", early="a", reads="x", writes="c")
+EAGER = launch("eager", reads="x", writes="d", triggers_early=True)
+
+
+def test_a_read_ahead_needs_a_launch_in_between():
+    assert order(WRITER, EARLY) == ["early: a read ahead of writer, which writes it"]
+    assert order(WRITER, NORM, EARLY) == []
+
+
+def test_a_launch_that_lets_the_next_begin_before_it_has_waited_is_none_in_between():
+    assert order(WRITER, EAGER, EARLY) == ["early: a read ahead of writer, which writes it"]
+    assert order(WRITER, EAGER, EAGER, EARLY) == ["early: a read ahead of writer, which writes it"]
+    assert order(WRITER, NORM, EAGER, EARLY) == []
+    assert order(WRITER, EAGER, NORM, EARLY) == []
+
+
+def test_what_the_launch_before_wrote_is_complete_where_it_is_waited_for():
+    assert order(WRITER, launch("late", reads="a", writes="c")) == []
+    assert order(launch("eager", reads="x", writes="a", triggers_early=True), launch("late", reads="a")) == []
+
+
+def test_whoever_is_no_kernel_of_ours_ends_before_the_next_begins():
+    assert order(launch("copy", reads="x", writes="a", provider="torch"), EARLY) == []
+
+
+def test_inputs_may_be_read_ahead_by_the_first_launch():
+    assert order(launch("first", early="x", writes="a")) == []
+
+
+@pytest.mark.parametrize(("geometry", "tp"), [("tiny", 1), ("tiny_swa", 2), ("muse_spark_open", 8)])
+def test_no_launch_of_a_decode_step_can_stand_before_the_one_that_it_reads_ahead_of(geometry, tp):
+    """The made order is right: swapped with the launch before, a reader of the schedule would be too early."""
+    plan = decode_plan(deployment(geometry, tp), 8, TARGET, keys=KEYS)
+    assert found_in(plan) == []
+    assert plan.stage is Stage.DECODE
+
+    early = [name.name for name in plan.launches if any(each.early for each in name.tensors())]
+    assert any("append" in name for name in early)
+    if geometry == "muse_spark_open":
+        swapped = moved_before(plan, "layers.1.pre_expert_norm", "layers.1.routing")
+        assert any("layers.1.experts.gate_up: " in problem and "ahead" in problem for problem in found_in(swapped))
