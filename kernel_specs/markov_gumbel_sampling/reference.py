@@ -69,7 +69,7 @@ def sample_steps(  # noqa: PLR0917 - as the kernel
     for step in range(base_logits.shape[1]):
         states = sample_idx_mapping[:, step]
         live = states >= 0
-        bias = _rounded_product(markov_w1[previous], markov_w2)
+        bias = rounded_product(markov_w1[previous], markov_w2)
         logits = transform(base_logits[:, step] + bias, multiplier, soft_cap)
         draft_logits[states[live], step, first_token : first_token + len(token_ids)] = logits[live]
         rows = states.clamp(min=0)
@@ -143,7 +143,7 @@ def _rotate(word: torch.Tensor, places: int) -> torch.Tensor:
     return ((word << places) | (word >> (32 - places))) & MASK
 
 
-def _rounded_product(embeddings: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def rounded_product(embeddings: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     rows = embeddings.double()
     parts = [(rows @ part.double().T).to(torch.bfloat16) for part in weight.split(ROWS_AT_ONCE)]
     return torch.cat(parts, dim=-1)

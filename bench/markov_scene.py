@@ -1,0 +1,99 @@
+"""What the Markov measurements run on: inputs of one draft step at a deployment's sizes, and the call of the kernel."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from jitspark.checking.packed import load_kernels
+from jitspark.key import recipe_of
+from jitspark.spec import Specialization
+from kernel_specs.markov_gumbel_sampling.spec import NUM_STEPS, specialize
+from kernel_specs.markov_gumbel_sampling.tiling import STUCK
+
+VOCAB_SIZE, MARKOV_RANK, MAX_REQUESTS = 202048, 512, 8
+MULTIPLIER, SOFT_CAP = 0.1767766952966369, 20.0
+
+
+@dataclass(slots=True)
+class Scene:
+    """Inputs for `num_requests` requests over a shard of `vocab_rows` tokens that begins at `first_token`."""
+
+    num_requests: int
+    vocab_rows: int
+    first_token: int
+    base_logits: torch.Tensor
+    markov_w1: torch.Tensor
+    markov_w2: torch.Tensor
+    input_ids: torch.Tensor
+    anchor_idx: torch.Tensor
+    sample_idx_mapping: torch.Tensor
+    sample_pos: torch.Tensor
+    seeds: torch.Tensor
+    temperature: torch.Tensor
+    draft_tokens: torch.Tensor
+    draft_logits: torch.Tensor
+    exchange: torch.Tensor
+
+    def arguments(self, *, capped: bool = True) -> tuple[Any, ...]:
+        """What the kernel is called with."""
+        tensors = (
+            self.base_logits, self.markov_w1, self.markov_w2, self.input_ids, self.anchor_idx, self.sample_idx_mapping,
+            self.sample_pos, self.seeds, self.temperature, self.draft_tokens, self.draft_logits, self.exchange,
+        )  # fmt: skip
+        return (*tensors, self.first_token, *((MULTIPLIER, SOFT_CAP) if capped else (1.0,)))
+
+    def refresh(self, generator: torch.Generator) -> None:
+        """Other logits, anchors, seeds, positions and temperatures, in place."""
+        self.base_logits.normal_(0, 8, generator=generator)
+        self.input_ids.random_(0, VOCAB_SIZE, generator=generator)
+        self.sample_pos.random_(1, 1 << 20, generator=generator)
+        self.seeds.random_(-(2**63), 2**63 - 1, generator=generator)
+        self.temperature.uniform_(0.3, 1.5, generator=generator)
+
+    def stuck(self) -> bool:
+        return bool(self.exchange[STUCK])
+
+
+def make_scene(num_requests: int, vocab_rows: int, generator: torch.Generator, exchange_words: int) -> Scene:
+    """Weights whose biases are of the logits' order; every request in a state of its own."""
+    device = generator.device
+
+    def normal(*shape: int, scale: float = 1.0) -> torch.Tensor:
+        made = torch.empty(shape, dtype=torch.bfloat16, device=device)
+        return made.normal_(0, scale, generator=generator)
+
+    def integers(*shape: int) -> torch.Tensor:
+        return torch.zeros(shape, dtype=torch.int64, device=device)
+
+    states = torch.arange(num_requests, device=device).flip(0)
+    scene = Scene(
+        num_requests=num_requests,
+        vocab_rows=vocab_rows,
+        first_token=vocab_rows if vocab_rows < VOCAB_SIZE else 0,
+        base_logits=normal(num_requests, NUM_STEPS, vocab_rows),
+        markov_w1=normal(VOCAB_SIZE, MARKOV_RANK),
+        markov_w2=normal(vocab_rows, MARKOV_RANK, scale=4 * MARKOV_RANK**-0.5),
+        input_ids=integers(NUM_STEPS * num_requests).int(),
+        anchor_idx=torch.arange(num_requests, device=device) * NUM_STEPS,
+        sample_idx_mapping=states[:, None].repeat(1, NUM_STEPS),
+        sample_pos=integers(num_requests, NUM_STEPS),
+        seeds=integers(MAX_REQUESTS),
+        temperature=torch.ones(MAX_REQUESTS, device=device),
+        draft_tokens=integers(num_requests, NUM_STEPS),
+        draft_logits=torch.zeros(MAX_REQUESTS, NUM_STEPS, VOCAB_SIZE, dtype=torch.bfloat16, device=device),
+        exchange=integers(exchange_words),
+    )
+    scene.refresh(generator)
+    return scene
+
+
+def specialization(vocab_rows: int, *, capped: bool = True) -> Specialization:
+    return specialize(VOCAB_SIZE, vocab_rows, MARKOV_RANK, NUM_STEPS, capped=capped)
+
+
+def kernels(root: Path, wanted: list[Specialization], target: str) -> list[Any]:
+    """The kernels' functions, from a read-only cache root, in order."""
+    loaded = load_kernels(root, wanted, target)
+    return [loaded[recipe_of(each, target).key].function for each in wanted]
