@@ -2,7 +2,7 @@
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import TypeAlias
 
@@ -26,6 +26,8 @@ class Arguments:
     specialization: Specialization
     tensors: Mapping[str, Guarded]
     scalars: Mapping[str, float | int]
+    addresses: Mapping[str, TorchTensor] = field(default_factory=dict)
+    kept: Sequence[TorchTensor] = ()
 
     def values(self) -> list[Value]:
         """What the kernel is called with, in call order."""
@@ -40,7 +42,13 @@ class Arguments:
             if arg.role == "out":
                 self.tensors[arg.name].poison()
             elif arg.role != "state":
-                self.tensors[arg.name].tensor.copy_(draw[arg.name])
+                self.tensors[arg.name].tensor.copy_(self.drawn(arg.name, draw))
+
+    def drawn(self, name: str, draw: Draw) -> TorchTensor:
+        """What `fill` puts into an input."""
+        value = self.addresses.get(name, draw[name])
+        assert isinstance(value, TorchTensor)
+        return value
 
     def snapshot(self, roles: Sequence[str]) -> dict[str, TorchTensor]:
         """Copies of the tensors that have one of these roles."""
@@ -97,7 +105,9 @@ def allocate(specialization: Specialization, axes: Mapping[str, int], draw: Draw
         if arg.role == "state":
             tensors[arg.name].tensor.zero_()
     scalars = {arg.name: draw[arg.name] for arg in specialization.args if isinstance(arg, Scalar)}
-    return Arguments(specialization, tensors, scalars)
+    wire = getattr(reference_module(specialization), "wire", None)
+    wired = wire({name: each.tensor for name, each in tensors.items()}, **scalars) if wire else ({}, ())
+    return Arguments(specialization, tensors, scalars, *wired)
 
 
 def shape_of(specialization: Specialization, arg: Tensor, axes: Mapping[str, int]) -> tuple[int, ...]:

@@ -191,9 +191,7 @@ class _Run:
 def _inputs_changed(arguments: Arguments, draw: Draw) -> list[str]:
     found = []
     for name, value in arguments.snapshot(("in",)).items():
-        drawn = draw[name]
-        assert isinstance(drawn, TorchTensor)
-        difference = differing(value, drawn)
+        difference = differing(value, arguments.drawn(name, draw))
         if difference is not None:
             found.append(f"input {name} was written: {difference}")
     return found

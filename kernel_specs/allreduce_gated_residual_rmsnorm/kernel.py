@@ -1,0 +1,103 @@
+"""CuTe DSL kernel for `allreduce_gated_residual_rmsnorm`: a cluster of CTAs per token, as in gated_residual_rmsnorm.
+
+A thread sends its columns of the partial row to every rank, then sums what arrives in its place from all of them.
+"""
+
+from collections.abc import Callable
+
+import cutlass
+from cutlass import cute
+
+from kernel_specs.primitives.exchange import (
+    Inbox,
+    await_packets,
+    count_epoch,
+    full,
+    limit_of,
+    load_word,
+    send,
+    values_of,
+)
+from kernel_specs.primitives.inbox import EPOCH_COLUMNS
+from kernel_specs.primitives.residual_boundary import WIDTH, Boundary, BoundaryRow
+from kernel_specs.primitives.row_split import VECTOR
+from kernel_specs.primitives.vector import round_bfloat16
+
+COUNT = VECTOR // WIDTH  # packets of a thread: four columns of BF16 each
+
+
+def allreduce_gated_residual_rmsnorm(
+    hidden_size: int, world_size: int, threads: int, cluster: int, round_sum: bool, **statics
+) -> Callable[..., None]:
+    """The host function of one specialization; its arguments are the specialization's, then the stream."""
+    boundary = Boundary(hidden_size=hidden_size, threads=threads, cluster=cluster, **statics)
+    arriving = world_size * COUNT
+
+    @cute.kernel
+    def device(
+        partial: cute.Tensor,
+        inbox: cute.Tensor,
+        peers: cute.Tensor,
+        epochs: cute.Tensor,
+        failure: cute.Tensor,
+        stream: cute.Tensor,
+        post_weight: cute.Tensor | None,
+        alpha: cute.Tensor,
+        beta: cute.Tensor,
+        weight: cute.Tensor,
+        activation: cute.Tensor,
+        tap: cute.Tensor | None,
+        router_input: cute.Tensor | None,
+        rank: cutlass.Int32,
+        timeout_us: cutlass.Int32,
+        post_eps: cutlass.Float32,
+        eps: cutlass.Float32,
+    ) -> None:
+        row = BoundaryRow(boundary, post_weight, alpha, beta, weight)
+        mail = Inbox(inbox, peers, rank, world_size, partial.shape[0], hidden_size // WIDTH)
+        targets = [mail.address_of(ahead) for ahead in range(world_size)]
+        counter = row.token * EPOCH_COLUMNS + row.part
+        cute.arch.griddepcontrol_wait()
+        cute.arch.griddepcontrol_launch_dependents()
+
+        epoch = load_word(epochs, counter)
+        limit = limit_of(failure, timeout_us)
+        words = cute.recast_tensor(partial[row.token, None], cutlass.Int64)
+        own = [full(words[vector], "bfloat16") for vector in row.mine]
+        mail.open(epoch)
+        for ahead in cutlass.range_constexpr(world_size):
+            slot = (ahead + 1) % world_size  # this rank's own inbox last: others wait longer
+            for i in cutlass.range_constexpr(COUNT):
+                send(mail.place(targets[slot], slot, row.token, row.mine[i]), own[i])
+        row.load_stream(stream)
+
+        packets = cute.make_rmem_tensor((arriving,), cutlass.Int64)
+        places = cute.make_rmem_tensor((arriving,), cutlass.Int64)
+        sources = cute.make_rmem_tensor((arriving,), cutlass.Int32)
+        for source in cutlass.range_constexpr(world_size):
+            for i in cutlass.range_constexpr(COUNT):
+                places[source * COUNT + i] = mail.place_from(source, row.token, row.mine[i])
+                sources[source * COUNT + i] = cutlass.Int32(source)
+        await_packets(packets, places, None, sources, arriving, limit, failure)
+        branch = values_of(packets, 0, COUNT, cutlass.BFloat16)
+        for source in cutlass.range_constexpr(1, world_size):
+            branch = branch + values_of(packets, source, COUNT, cutlass.BFloat16)
+        if cutlass.const_expr(round_sum):
+            branch = round_bfloat16(branch)
+        y = row.post_normed(branch, post_eps)
+        count_epoch(epochs, counter, epoch)
+        row.finish(y, activation, tap, router_input, eps)
+
+    @cute.jit
+    def host(*arguments) -> None:  # which tensors exist depends on the statics, so the names are given here
+        exchange, tensors, scalars = arguments[:5], arguments[5:-5], arguments[-5:-1]
+        device(*exchange, *boundary.split(tensors), *scalars).launch(
+            grid=(arguments[0].shape[0] * cluster, 1, 1),
+            block=(threads, 1, 1),
+            cluster=(cluster, 1, 1) if cluster > 1 else None,
+            stream=arguments[-1],
+            min_blocks_per_mp=1,  # registers are not scarce: loads may all be issued before the first use
+            use_pdl=True,
+        )
+
+    return host

@@ -1,0 +1,166 @@
+"""CuTe DSL kernel for `expert_reduce_rmsnorm_combine`: a cluster of CTAs per token.
+
+Each thread has its columns of all rows. All ranks send a token's rows to its owner, whose cluster sums what arrives
+rank by rank, norms and combines as expert_combine_rmsnorm does, and sends the result to all. The others run the same
+code with nothing to wait for in the first step: they have time, and a cluster stays together.
+"""
+
+from collections.abc import Callable
+
+import cutlass
+from cutlass import cute
+
+from kernel_specs.primitives.exchange import (
+    Inbox,
+    await_packets,
+    count_epoch,
+    full,
+    limit_of,
+    load_word,
+    send_if,
+    values_of,
+)
+from kernel_specs.primitives.inbox import EPOCH_COLUMNS
+from kernel_specs.primitives.route_norms import RouteNorms
+from kernel_specs.primitives.vector import load_float32
+
+VECTOR = 4
+MOST_PACKETS = 32  # that a thread waits for at once: more would not fit its registers
+
+
+def expert_reduce_rmsnorm_combine(
+    world_size: int, num_experts_per_tok: int, moe_hidden_size: int, threads: int, cluster: int, rows_dtype: str
+) -> Callable[..., None]:
+    """The host function of one specialization; its arguments are the specialization's, then the stream."""
+    assert threads * cluster * VECTOR == moe_hidden_size
+    k = num_experts_per_tok
+    element = {"float32": cutlass.Float32, "bfloat16": cutlass.BFloat16}[rows_dtype]
+    pieces = VECTOR * element.width // 64  # packets of a thread's columns of a row
+    row_packets = moe_hidden_size * element.width // 64
+    at_once = max(1, min(world_size, MOST_PACKETS // (k * pieces)))  # ranks whose rows are waited for together
+    assert world_size % at_once == 0
+
+    @cute.kernel
+    def device(
+        rows: cute.Tensor,
+        topk_ids: cute.Tensor,
+        topk_weights: cute.Tensor,
+        weight: cute.Tensor,
+        row_inbox: cute.Tensor,
+        row_peers: cute.Tensor,
+        sum_inbox: cute.Tensor,
+        sum_peers: cute.Tensor,
+        epochs: cute.Tensor,
+        failure: cute.Tensor,
+        out: cute.Tensor,
+        rank: cutlass.Int32,
+        timeout_us: cutlass.Int32,
+        eps: cutlass.Float32,
+    ) -> None:
+        thread, _, _ = cute.arch.thread_idx()
+        block, _, _ = cute.arch.block_idx()
+        warp, lane = cute.arch.warp_idx(), cute.arch.lane_idx()
+        token, part = block // cluster, block % cluster
+        owner, place = token % world_size, token // world_size
+        is_owner = owner == rank
+        mine = part * threads + thread
+        norms = RouteNorms(k, moe_hidden_size, threads, cluster)
+        row_mail = Inbox(row_inbox, row_peers, rank, world_size, row_inbox.shape[2] * k, row_packets)
+        sum_mail = Inbox(sum_inbox, sum_peers, rank, world_size, sum_inbox.shape[2], moe_hidden_size // VECTOR)
+
+        # Parameters, and what was written two launches ago: their latency passes before the wait.
+        gain = load_float32(weight, (mine,), VECTOR) + 1.0
+        present = [topk_ids[token, slot] >= 0 for slot in range(k)]
+        own_weight = topk_weights[token, lane // norms.group]
+        own_weight = cutlass.select_(topk_ids[token, lane // norms.group] >= 0, own_weight, cutlass.Float32(0.0))
+        to_owner = owner - rank
+        to_owner = cutlass.select_(to_owner < 0, to_owner + world_size, to_owner)
+        owner_address = row_mail.address_of(to_owner)
+        targets = [sum_mail.address_of(ahead) for ahead in range(world_size)]
+        norms.ready()
+        cute.arch.griddepcontrol_wait()
+        cute.arch.griddepcontrol_launch_dependents()
+
+        counter = token * EPOCH_COLUMNS + part
+        epoch = load_word(epochs, counter)
+        limit = limit_of(failure, timeout_us)
+        words = [cute.recast_tensor(rows[token, slot, None], cutlass.Int64) for slot in range(k)]
+        own = [[words[slot][mine * pieces + i] for i in range(pieces)] for slot in range(k)]
+        # A token's first row is sent even where it is absent, as zeros: so an owner hears of every rank each time.
+        own[0] = [cutlass.Int64(cutlass.select_(present[0], each, cutlass.Int64(0))) for each in own[0]]
+        sent = [True, *present[1:]]
+        row_mail.open(epoch)
+        sum_mail.open(epoch)
+        for slot in cutlass.range_constexpr(k):
+            for i in cutlass.range_constexpr(pieces):
+                target = row_mail.place(owner_address, to_owner, place * k + slot, mine * pieces + i)
+                send_if(sent[slot], target, full(own[slot][i], rows_dtype))
+        cute.arch.sync_threads()
+        count_epoch(epochs, counter, epoch)
+
+        count = at_once * k * pieces
+        packets = cute.make_rmem_tensor((count,), cutlass.Int64)
+        places = cute.make_rmem_tensor((count,), cutlass.Int64)
+        wanted = cute.make_rmem_tensor((count,), cutlass.Int32)
+        sources = cute.make_rmem_tensor((count,), cutlass.Int32)
+        totals = [None] * k
+        for first in cutlass.range_constexpr(0, world_size, at_once):
+            for source in cutlass.range_constexpr(at_once):
+                for slot in cutlass.range_constexpr(k):
+                    for i in cutlass.range_constexpr(pieces):
+                        at = (source * k + slot) * pieces + i
+                        places[at] = row_mail.place_from(first + source, place * k + slot, mine * pieces + i)
+                        wanted[at] = cutlass.Int32(sent[slot] & is_owner)
+                        sources[at] = cutlass.Int32(first + source)
+            await_packets(packets, places, wanted, sources, count, limit, failure)
+            for source in cutlass.range_constexpr(at_once):
+                for slot in cutlass.range_constexpr(k):
+                    values = values_of(packets, source * k + slot, pieces, element)
+                    totals[slot] = values if totals[slot] is None else totals[slot] + values
+        scaled = [total * gain for total in totals]
+        combined = norms.combine(scaled, own_weight, eps, part, warp, lane)
+
+        rounded = cute.make_rmem_tensor((VECTOR,), cutlass.BFloat16)
+        rounded.store(combined.to(cutlass.BFloat16))
+        result = full(cute.recast_tensor(rounded, cutlass.Int64)[0], "bfloat16")
+        for ahead in cutlass.range_constexpr(1, world_size):
+            send_if(is_owner, sum_mail.place(targets[ahead], ahead, place, mine), result)
+        packets = cute.make_rmem_tensor((1,), cutlass.Int64)
+        places = cute.make_rmem_tensor((1,), cutlass.Int64)
+        wanted = cute.make_rmem_tensor((1,), cutlass.Int32)
+        sources = cute.make_rmem_tensor((1,), cutlass.Int32)
+        places[0] = sum_mail.place_from(owner, place, mine)
+        wanted[0] = cutlass.Int32(owner != rank)
+        sources[0] = owner
+        await_packets(packets, places, wanted, sources, 1, limit, failure)
+        cute.recast_tensor(out[token, None], cutlass.Int64)[mine] = cutlass.select_(is_owner, result, packets[0])
+
+    @cute.jit
+    def host(
+        rows: cute.Tensor,
+        topk_ids: cute.Tensor,
+        topk_weights: cute.Tensor,
+        weight: cute.Tensor,
+        row_inbox: cute.Tensor,
+        row_peers: cute.Tensor,
+        sum_inbox: cute.Tensor,
+        sum_peers: cute.Tensor,
+        epochs: cute.Tensor,
+        failure: cute.Tensor,
+        out: cute.Tensor,
+        rank: cutlass.Int32,
+        timeout_us: cutlass.Int32,
+        eps: cutlass.Float32,
+        cuda_stream: object,
+    ) -> None:
+        inboxes = (row_inbox, row_peers, sum_inbox, sum_peers, epochs, failure)
+        device(rows, topk_ids, topk_weights, weight, *inboxes, out, rank, timeout_us, eps).launch(
+            grid=(out.shape[0] * cluster, 1, 1),
+            block=(threads, 1, 1),
+            cluster=(cluster, 1, 1) if cluster > 1 else None,
+            stream=cuda_stream,
+            min_blocks_per_mp=1,  # registers are not scarce: loads may all be issued before the first use
+            use_pdl=True,
+        )
+
+    return host

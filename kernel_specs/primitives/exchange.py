@@ -1,0 +1,150 @@
+"""Packets between ranks: sent with 64-bit stores into peers' memory, waited for in this rank's own (see `inbox`)."""
+
+import cutlass
+from cutlass import cute
+
+from kernel_specs.primitives.inbox import HALVES, PACKET_BYTES
+
+NANOSECONDS = 1000  # of a microsecond
+POLLS = 64  # between two looks at the clock, which takes longer than a poll
+
+# Eight bytes that are zero as numbers, and not as bits: -0 first
+ZERO_PACKETS = {"bfloat16": 0x8000, "float32": 0x80000000}
+
+
+class Inbox:
+    """One half of this rank's inbox, and of the same inbox on all peers. Traced: make one per launch and inbox.
+
+    Made before `griddepcontrol.wait`, where the addresses of the peers may be read; `open` comes behind it. A row is
+    `row_packets` packets, and a half has `num_rows` rows.
+    """
+
+    def __init__(
+        self,
+        inbox: cute.Tensor,
+        peers: cute.Tensor,
+        rank: cutlass.Int32,
+        world_size: int,
+        num_rows: cutlass.Int32,
+        row_packets: int,
+    ) -> None:
+        self.own = inbox.iterator.toint()
+        self.peers = peers
+        self.rank = rank
+        self.world_size = world_size
+        self.half_bytes = cutlass.Int64(num_rows) * (row_packets * PACKET_BYTES)
+        self.row_bytes = row_packets * PACKET_BYTES
+
+    def open(self, epoch: cutlass.Int32) -> None:
+        """Take the half that belongs to this exchange."""
+        self.half = cutlass.Int64(epoch & (HALVES - 1)) * self.half_bytes
+
+    def address_of(self, ahead: int | cutlass.Int32) -> cutlass.Int64:
+        """Where the inbox of the rank that comes `ahead` places behind this one begins; it has slot `ahead` for us."""
+        place = self.rank + ahead
+        return self.peers[cutlass.select_(place >= self.world_size, place - self.world_size, place)]
+
+    def place(
+        self, base: cutlass.Int64, slot: int | cutlass.Int32, row: cutlass.Int32, packet: cutlass.Int32
+    ) -> cutlass.Int64:
+        """A packet's address in the inbox that begins at `base`."""
+        inside = cutlass.Int64(row) * self.row_bytes + cutlass.Int64(packet) * PACKET_BYTES
+        return base + cutlass.Int64(slot) * (HALVES * self.half_bytes) + self.half + inside
+
+    def place_from(self, source: int | cutlass.Int32, row: cutlass.Int32, packet: cutlass.Int32) -> cutlass.Int64:
+        """Where a packet of rank `source` arrives."""
+        slot = self.rank - source
+        return self.place(self.own, cutlass.select_(slot < 0, slot + self.world_size, slot), row, packet)
+
+
+def full(packet: cutlass.Int64, dtype: str) -> cutlass.Int64:
+    """The packet as it travels: never zero."""
+    return cutlass.Int64(cutlass.select_(packet == 0, cutlass.Int64(ZERO_PACKETS[dtype]), packet))
+
+
+def send(address: cutlass.Int64, packet: cutlass.Int64) -> None:
+    cute.arch.store(_pointer(address), packet, sem="relaxed", scope="sys")
+
+
+@cute.jit
+def send_if(wanted: cutlass.Boolean | bool, address: cutlass.Int64, packet: cutlass.Int64) -> None:
+    if wanted:
+        send(address, packet)
+
+
+def load_word(tensor: cute.Tensor, offset: cutlass.Int32) -> cutlass.Int32:
+    """A word that another launch, or the other ranks' launches, may have written: never from a stale cache line."""
+    return cute.arch.load(tensor.iterator + offset, cutlass.Int32, sem="relaxed", scope="sys")
+
+
+def limit_of(failure: cute.Tensor, timeout_us: cutlass.Int32) -> cutlass.Int64:
+    """Nanoseconds to wait: none once a rank was silent."""
+    waits = load_word(failure, 0) == 0
+    return cutlass.Int64(cutlass.select_(waits, cutlass.Int64(timeout_us) * NANOSECONDS, cutlass.Int64(0)))
+
+
+@cute.jit
+def await_packets(
+    packets: cute.Tensor,
+    places: cute.Tensor,
+    wanted: cute.Tensor | None,
+    sources: cute.Tensor,
+    count: cutlass.Constexpr,
+    limit: cutlass.Int64,
+    failure: cute.Tensor,
+) -> None:
+    """Fill `packets` with what arrives at `places` (registers, `count` of each) and leave zeros there.
+
+    wanted: 0 where nothing will come. sources: the rank that each comes from, to be named when it is silent.
+    """
+    started = cutlass.Int64(0)
+    polls = cutlass.Int32(0)
+    waiting = cutlass.Boolean(True)
+    while waiting:
+        waiting = cutlass.Boolean(False)
+        for i in cutlass.range_constexpr(count):
+            packets[i] = _load_if(wanted is None or wanted[i] != 0, places[i])
+        for i in cutlass.range_constexpr(count):
+            waiting = waiting | _is_missing(packets, wanted, i)
+        polls += 1
+        if waiting & (polls % POLLS == 0):
+            now = cute.arch.globaltimer()
+            if started == 0:
+                started = now
+            if now - started >= limit:
+                waiting = cutlass.Boolean(False)
+                for i in cutlass.range_constexpr(count):
+                    if _is_missing(packets, wanted, i):
+                        failure[0] = sources[i] + 1
+    for i in cutlass.range_constexpr(count):
+        send_if(wanted is None or wanted[i] != 0, places[i], cutlass.Int64(0))
+
+
+@cute.jit
+def _load_if(wanted: cutlass.Boolean | bool, address: cutlass.Int64) -> cutlass.Int64:
+    packet = cutlass.Int64(0)
+    if wanted:
+        packet = cute.arch.load(_pointer(address), cutlass.Int64, sem="relaxed", scope="sys")
+    return packet
+
+
+def _is_missing(packets: cute.Tensor, wanted: cute.Tensor | None, i: int) -> cutlass.Boolean:
+    missing = packets[i] == 0
+    return missing if wanted is None else missing & (wanted[i] != 0)
+
+
+def _pointer(address: cutlass.Int64) -> cute.Pointer:
+    return cute.make_ptr(cutlass.Int64, address, cute.AddressSpace.gmem, assumed_align=PACKET_BYTES)
+
+
+def values_of(packets: cute.Tensor, index: int, count: int, dtype: type) -> cute.TensorSSA:
+    """Packets [index * count, (index + 1) * count) as FP32 values."""
+    return cute.recast_tensor(cute.local_tile(packets, (count,), (index,)), dtype).load().to(cutlass.Float32)
+
+
+@cute.jit
+def count_epoch(epochs: cute.Tensor, counter: cutlass.Int32, epoch: cutlass.Int32) -> None:
+    """Count this launch; every thread of the CTA has read `epoch` before the first one comes here."""
+    thread, _, _ = cute.arch.thread_idx()
+    if thread == 0:
+        cute.arch.store(epochs.iterator + counter, epoch + 1)
