@@ -35,6 +35,7 @@ def register() -> None:
     """Put our classes into vLLM's registry. Does nothing where they are already there."""
     from vllm import ModelRegistry
 
+    _log_beside_vllm()
     unknown = unknown_vllm()
     for architecture, (stock, ours) in MODELS.items():
         registered = _location(ModelRegistry.models.get(architecture))
@@ -44,6 +45,16 @@ def register() -> None:
             say_once(f"jitspark stays out of {architecture}: {_whose(registered)}, not vLLM {KNOWN_VLLM[-1]}'s.")
     if unknown is not None:
         say_once(f"jitspark leaves decoding to vLLM: {unknown}.")
+
+
+def _log_beside_vllm() -> None:
+    """Let our log lines go where vLLM's go, unless somebody has already said where."""
+    theirs = logging.getLogger("vllm")
+    if not logger.handlers and theirs.handlers:
+        for handler in theirs.handlers:
+            logger.addHandler(handler)
+        logger.setLevel(theirs.level)
+        logger.propagate = theirs.propagate
 
 
 def unknown_vllm() -> str | None:

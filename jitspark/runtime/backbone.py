@@ -80,7 +80,7 @@ class BackboneDecode:
 
     def step(self, context: Any, rows: int) -> DecodeStep | None:
         """The step that a forward with this context is, if a full graph of it is being captured; else None."""
-        return decode_step(
+        step = decode_step(
             context,
             rows,
             query_length=self._query_length,
@@ -88,6 +88,9 @@ class BackboneDecode:
             layers=self._layers.keys(),
             in_capture=lambda metadata: metadata is self._capture,
         )
+        # the schedule of the experts leaves padding out
+        known = step is not None and step.is_padding is not None and len(step.is_padding) == rows
+        return step if known else None
 
     def run(
         self,

@@ -25,7 +25,10 @@ class LayerTables:
 
 @dataclass(frozen=True, slots=True)
 class DecodeStep:
-    """A uniform decode step of `rows` rows: each layer's tables by the layer's name, and bool [rows] of padding."""
+    """A uniform decode step of `rows` rows: each layer's tables by its name, and which rows are padding.
+
+    is_padding: bool [rows], or None where vLLM does not say.
+    """
 
     rows: int
     layers: Mapping[str, LayerTables]
@@ -50,8 +53,6 @@ def decode_step(
         return None
     metadata = context.attn_metadata
     if not isinstance(metadata, dict) or not in_capture(metadata):  # a list: two microbatches
-        return None
-    if context.is_padding is None or len(context.is_padding) != rows:
         return None
     tables = {name: layer_tables(metadata.get(name), rows, query_length) for name in layers}
     found = {name: table for name, table in tables.items() if table is not None}
