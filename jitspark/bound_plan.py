@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from jitspark.errors import BindingError
 from jitspark.plan import Kind, Launch, Plan
 from jitspark.plan_binding import Binding, Tensors, title
+from jitspark.torch_operations import TORCH_OPERATIONS
 
 if TYPE_CHECKING:
     import torch
@@ -124,13 +125,14 @@ class BoundPlan:
 
 def operation_call(plan: Plan, launch: Launch, operations: Operations) -> Call:
     """What serves `launch` among another provider's operations, with its statics. Raises BindingError."""
-    operation = operations.get((launch.provider, launch.operation))
+    offered = {**TORCH_OPERATIONS, **operations}
+    operation = offered.get((launch.provider, launch.operation))
     if operation is None:
-        known = ", ".join(sorted("/".join(name) for name in operations))
+        known = ", ".join(sorted("/".join(name) for name in offered))
         raise BindingError(
             where=f"{title(plan)}, launch {launch.name}",
             found=f"no operation {launch.operation} of provider {launch.provider}",
-            needed=f"one of {known}" if known else "that provider's operations",
+            needed=f"one of {known}",
             remedy="Bind that provider's operations, or make the plan with another provider for this part.",
         )
     return partial(operation, **launch.statics)
