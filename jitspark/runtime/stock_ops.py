@@ -1,0 +1,274 @@
+"""What vLLM runs for each operation of a plan, by ("stock", operation): found by import, for comparisons and benches.
+
+An operation takes our kernel's arguments. Where vLLM cuts a part otherwise, the launches of that part share what lies
+between them: attention runs where its partial results would be merged, experts where their rows would be combined, and
+the launches before only note their tensors. So a part is stock as a whole or not at all. vLLM's NVFP4 experts on Hopper
+(Marlin) read weights in an order of their own, which has as many bytes as ours. Raises ImportError for what is missing.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+HEAD_DIM = 64
+BLOCK_SIZE = 16
+ROUTER_TOKENS = 32  # vLLM's FP32 router kernel has these shapes: up to so many tokens, 8192 columns, 256 experts
+ROUTER_SHAPE = (256, 8192)
+
+Operation = Callable[..., object]
+
+
+def stock_operations() -> dict[tuple[str, str], Operation]:
+    """Operations for one executor: what its launches note for each other is theirs alone."""
+    attention, experts = _Attention(), _Experts()
+    named: dict[str, Operation] = {
+        "rmsnorm": experts.norm,
+        "gated_residual_rmsnorm": gated_residual_rmsnorm,
+        "skinny_gemm_bf16": skinny_gemm_bf16,
+        "qk_rmsnorm_rope_paged_kv_append": qk_rmsnorm_rope_paged_kv_append,
+        "paged_gqa_verify_attention": attention.note,
+        "splitkv_combine_rmsnorm_sigmoid_gate": attention.run,
+        "router_gemm": router_gemm,
+        "sigmoid_bias_topk_routing": sigmoid_bias_topk_routing,
+        "rmsnorm_nvfp4_quantize": experts.norm_for_nvfp4,
+        "nvfp4_grouped_gemm_swiglu": experts.note_nvfp4_gate_up,
+        "nvfp4_grouped_gemm_partial": experts.note_nvfp4_down,
+        "bf16_grouped_gemm_swiglu": experts.note_bf16_gate_up,
+        "bf16_grouped_gemm_partial": experts.note_bf16_down,
+        "expert_combine_rmsnorm": experts.run,
+        "logits_softcap": logits_softcap,
+    }
+    return {("stock", name): operation for name, operation in named.items()}
+
+
+def skinny_gemm_bf16(activation: Tensor, weight: Tensor, out: Tensor, *, epilogue: str, **_: Any) -> None:
+    """cuBLAS, and vLLM's activation behind it."""
+    if epilogue == "store":
+        torch.mm(activation, weight.t(), out=out)
+        return
+    _operator("silu_and_mul")(out, torch.mm(activation, weight.t()))
+
+
+def gated_residual_rmsnorm(
+    branch: Tensor, stream: Tensor, *rest: Any, post_norm: str, gain_center: float, write_tap: bool, **statics: Any
+) -> None:
+    """The Triton boundary, with the stream updated in place: its function would return another tensor."""
+    from vllm.models.muse_spark.common.ops.fused_rmsnorm import _norm_residual_norm_fwd_kernel as kernel
+
+    assert statics["mode"] == "backbone" and not statics["write_router_input"]
+    remaining = list(rest)
+    post_weight = remaining.pop(0) if post_norm == "input_scale" else None
+    alpha, beta, weight, activation, *copies, post_eps, eps = remaining
+    rows, width = branch.shape
+    wide = 1 << (width - 1).bit_length()
+    tile_rows = max(1, 8192 // wide)
+    kernel[(-(-rows // tile_rows),)](
+        branch, stream, stream, activation, branch if post_weight is None else post_weight, weight, alpha, beta, rows,
+        D=width, post_eps=post_eps, pre_eps=eps, post_gain_center=0.0 if post_weight is None else 1.0,
+        pre_gain_center=gain_center, alpha_scalar=1.0, POST_HAS_WEIGHT=post_weight is not None,
+        POST_INPUT_SCALE=post_weight is not None, PRE_HAS_WEIGHT=True, PRE_INPUT_SCALE=False, GATE_STREAM=True,
+        PER_CHANNEL=True, bT=tile_rows, bD=wide, num_warps=32 if wide >= 8192 else 16 if wide >= 4096 else 8,
+    )  # fmt: skip
+    if write_tap:
+        copies[0].copy_(stream)
+
+
+def qk_rmsnorm_rope_paged_kv_append(qkvg: Tensor, *rest: Any, rope: bool) -> None:
+    """The fused operator of vLLM; without RoPE it is given no table, and slots in the place of positions."""
+    from vllm import _custom_ops
+
+    *table, slot_mapping, kv_cache, eps = rest
+    kv_heads = kv_cache.shape[1]
+    heads = qkvg.shape[1] // (2 * HEAD_DIM) - kv_heads
+    _custom_ops.fused_muse_spark_qknorm_rope_kv_insert(
+        qkvg,
+        table[0] if rope else slot_mapping,
+        heads,
+        kv_heads,
+        HEAD_DIM,
+        eps,
+        cos_sin_cache=table[1] if rope else None,
+        rotary_dim=HEAD_DIM if rope else 0,
+        slot_mapping=slot_mapping,
+        kv_cache=kv_cache,
+        block_size=BLOCK_SIZE,
+    )
+
+
+def router_gemm(activation: Tensor, weight: Tensor, logits: Tensor, **_: Any) -> None:
+    """The FP32 router kernel where it has the shape, else an FP32 product."""
+    if tuple(weight.shape) == ROUTER_SHAPE and len(activation) <= ROUTER_TOKENS:
+        _operator("fp32_router_gemm")(logits, activation, weight)
+    else:
+        torch.mm(activation.float(), weight.t(), out=logits)
+
+
+def sigmoid_bias_topk_routing(logits: Tensor, bias: Tensor, *rest: Any, padded: bool, **_: Any) -> None:
+    """The Triton routing. It makes no schedule: vLLM's experts make their own from the ids."""
+    from vllm.models.muse_spark.common.ops.fused_routing import fused_musespark1x_routing
+
+    *mask, topk_ids, topk_weights, _ids, _offsets, _routes, _distinct = rest
+    fused_musespark1x_routing(
+        logits,
+        bias,
+        topk_ids.shape[1],
+        1.0,
+        router_score_division_eps=1e-15,
+        topk_weights=topk_weights,
+        topk_ids=topk_ids,
+        is_padding=mask[0].view(torch.bool) if padded else None,
+    )
+
+
+def logits_softcap(logits: Tensor, out: Tensor, multiplier: float, cap: float, **_: Any) -> None:
+    _operator("muse_spark_mul_tanh_soft_cap")(out, logits, multiplier, cap)
+
+
+def _operator(name: str) -> Operation:
+    """An operator of vLLM's extension."""
+    from vllm import _custom_ops  # noqa: F401 - registers the operators
+
+    found: Operation | None = getattr(getattr(torch.ops, "_C"), name, None)  # noqa: B009 - vLLM's namespace
+    if found is None:
+        raise ImportError(f"no operator {name} in this vLLM")
+    return found
+
+
+class _Attention:
+    """FA3 over the paged cache where splits would be merged, then the gated norm, in place."""
+
+    def __init__(self) -> None:
+        self._noted: tuple[Any, ...] = ()
+        self._starts: dict[int, Tensor] = {}
+
+    def note(
+        self, qkvg: Tensor, kv_cache: Tensor, block_table: Tensor, seq_lens: Tensor, *rest: Any, **statics: Any
+    ) -> None:
+        softmax_scale = rest[-1]
+        if len(seq_lens) not in self._starts:  # before any capture: the first run of a plan is eager
+            length = len(qkvg) // len(seq_lens)
+            ends = torch.arange(0, len(qkvg) + 1, length, dtype=torch.int32, device=qkvg.device)
+            self._starts[len(seq_lens)] = ends
+        self._noted = (qkvg, kv_cache, block_table, seq_lens, softmax_scale, statics["sliding_window"])
+
+    def run(self, *rest: Any, **_: Any) -> None:
+        from vllm.third_party.flash_linear_attention.ops.fused_norm_gate import rms_norm_gated
+        from vllm.vllm_flash_attn.flash_attn_interface import flash_attn_varlen_func
+
+        _max, _sum, _out, qkvg, out, eps = rest
+        noted, kv_cache, block_table, seq_lens, scale, window = self._noted
+        assert noted is qkvg, "the launches of a layer's attention belong together"
+        rows, width = out.shape
+        by_token = kv_cache.transpose(1, 2)
+        heads = out.view(rows, -1, HEAD_DIM)
+        flash_attn_varlen_func(
+            qkvg[:, :width].view(rows, -1, HEAD_DIM),
+            by_token[..., :HEAD_DIM],
+            by_token[..., HEAD_DIM:],
+            rows // len(seq_lens),
+            self._starts[len(seq_lens)],
+            block_table.shape[1] * BLOCK_SIZE,
+            seqused_k=seq_lens,
+            softmax_scale=scale,
+            causal=True,
+            window_size=[window - 1, 0] if window else None,
+            block_table=block_table,
+            out=heads,
+            fa_version=3,
+        )
+        gate = qkvg[:, -width:].view(rows, -1, HEAD_DIM)
+        rms_norm_gated(heads, gate, None, None, "sigmoid", eps=eps)
+
+
+class _Experts:
+    """Routed experts where their rows would be combined: both products, then the norm, the weights and the sum."""
+
+    def __init__(self) -> None:
+        self._hidden: Tensor | None = None
+        self._gate_up: tuple[Tensor, ...] = ()
+        self._down: tuple[Tensor, ...] = ()
+
+    def norm(self, x: Tensor, *rest: Any, weighted: bool, gain_center: float, **statics: Any) -> None:
+        """The Triton norm; what it writes may be the experts' input."""
+        from vllm.models.muse_spark.common.ops.fused_rmsnorm import fused_rmsnorm_fwd
+
+        assert not statics["round_input"]
+        *weight, out, eps = rest
+        fused_rmsnorm_fwd(x, weight[0] if weighted else None, eps, gain_center=gain_center, out=out)
+
+    def norm_for_nvfp4(self, x: Tensor, weight: Tensor, *rest: Any, **_: Any) -> None:
+        """The norm alone: Marlin takes activations in BF16."""
+        from vllm.models.muse_spark.common.ops.fused_rmsnorm import fused_rmsnorm_fwd
+
+        self._hidden = fused_rmsnorm_fwd(x, weight, rest[-1], gain_center=1.0)
+
+    def note_nvfp4_gate_up(self, *arguments: Tensor, **_: Any) -> None:
+        self._gate_up = arguments[2:5]
+
+    def note_nvfp4_down(self, *arguments: Tensor, **_: Any) -> None:
+        self._down = arguments[2:5]
+
+    def note_bf16_gate_up(self, activation: Tensor, weight: Tensor, *_: Any, **__: Any) -> None:
+        self._hidden, self._gate_up = activation, (weight,)
+
+    def note_bf16_down(self, _: Tensor, weight: Tensor, *__: Any, **___: Any) -> None:
+        self._down = (weight,)
+
+    def run(self, _: Tensor, *rest: Any, **__: Any) -> None:
+        from vllm.models.muse_spark.common.ops.fused_finalize import fused_post_expert_finalize
+
+        topk_ids, topk_weights, weight, out, eps = rest
+        assert self._hidden is not None
+        multiply = _triton_rows if len(self._gate_up) == 1 else _marlin_rows
+        rows = multiply(self._hidden, self._gate_up, self._down, topk_ids, topk_weights)
+        fused_post_expert_finalize(rows, weight, topk_weights, eps, gain_center=1.0, weight_first=True, out=out)
+
+
+def _marlin_rows(
+    hidden: Tensor, gate_up: tuple[Tensor, ...], down: tuple[Tensor, ...], topk_ids: Tensor, topk_weights: Tensor
+) -> Tensor:
+    """A BF16 row per route. Codes and scales are taken for Marlin's own, which have as many bytes."""
+    from vllm.model_executor.layers.fused_moe.experts.marlin_moe import fused_marlin_moe
+    from vllm.scalar_type import scalar_types
+
+    experts, width = len(gate_up[0]), hidden.shape[1]
+    inner = down[0].shape[1] * 2 // width
+    sixteenth = {"w1": (width // 16, inner * 4), "w2": (inner // 16, width * 2)}
+    e4m3 = torch.float8_e4m3fn
+    made: Tensor = fused_marlin_moe(
+        hidden,
+        gate_up[0].view(torch.int32).view(experts, *sixteenth["w1"]),
+        down[0].view(torch.int32).view(experts, *sixteenth["w2"]),
+        None,
+        None,
+        gate_up[1].view(e4m3).view(experts, width // 16, 2 * inner),
+        down[1].view(e4m3).view(experts, inner // 16, width),
+        topk_weights,
+        topk_ids,
+        scalar_types.float4_e2m1f.id,
+        global_num_experts=experts,
+        global_scale1=gate_up[2].flatten()[:experts],
+        global_scale2=down[2],
+        moe_sum=_unsummed,
+        mul_topk_weights_in_gemm2=False,
+    )
+    return made
+
+
+def _unsummed(rows: Tensor, *_: Any) -> Tensor:
+    return rows
+
+
+def _triton_rows(
+    hidden: Tensor, gate_up: tuple[Tensor, ...], down: tuple[Tensor, ...], topk_ids: Tensor, topk_weights: Tensor
+) -> Tensor:
+    """A BF16 row per route: each route as a token of one expert, with weight 1."""
+    from vllm.model_executor.layers.fused_moe.fused_moe import fused_experts
+
+    tokens, slots = topk_ids.shape
+    routes = hidden.repeat_interleave(slots, dim=0)
+    ones = torch.ones_like(topk_weights).view(-1, 1)
+    made: Tensor = fused_experts(routes, gate_up[0], down[0], ones, topk_ids.view(-1, 1))
+    return made.view(tokens, slots, -1)
