@@ -284,7 +284,7 @@ def _disagreement(launch: Launch, signature: Signature) -> Problem | None:
 
 
 # What a kernel may call that which the plan calls so: a part of a buffer is written, and the rest stays.
-_SAME_ROLE = {"in": ("in",), "out": ("out",), "inout": ("inout",), "part": ("inout", "out")}
+_SAME_ROLE = {"in": ("in",), "out": ("out",), "inout": ("inout", "state"), "part": ("inout", "out")}
 
 
 def _looks(argument: TensorArgument | ScalarArgument, value: Any) -> Sequence[Any]:

@@ -160,6 +160,7 @@ class PlanBuilder:
             return ScalarArgument(float(given) if dtype == "float32" else given, dtype)
         shape = tuple(bound[axis] if isinstance(axis, str) else axis for axis in arg.axes)
         role = "part" if arg.name in spec.partial_outputs else arg.role
+        role = "inout" if role == "state" else role  # whose memory it is does not matter to the order of launches
         buffer = self._buffers.get(_buffer_name(given)) or self._declared(given, role, shape, dtype)
         assert buffer.dtype == dtype, f"{buffer} as {dtype}"
         return TensorArgument(buffer.name, role, arg.name in spec.early_reads, _seen(buffer, shape))

@@ -34,6 +34,8 @@ if TYPE_CHECKING:  # cases are checked where no geometry library is installed
 
 SAMPLES = ("num_requests", "num_steps")
 NUM_STEPS = 7
+# what a step brings beside logits and weights
+STEP_INPUTS = ("input_ids", "anchor_idx", "sample_idx_mapping", "sample_pos", "seeds", "temperature")
 
 
 def specialize(vocab_size: int, vocab_rows: int, markov_rank: int, num_steps: int, *, capped: bool) -> Specialization:

@@ -1,0 +1,239 @@
+"""The DSpark draft's fused Markov sampling loop: its weights, what it refuses, and its run in vLLM's speculator.
+
+A rank holds its shard of the vocabulary. On a GPU the steps are one launch of ours; on a CPU the references run, and
+gloo carries the winners of the shards. Refused is whatever would sample other tokens than vLLM's own loop.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from vllm.distributed import get_tp_group
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, UnquantizedEmbeddingMethod
+from vllm.model_executor.models.qwen3_dspark import DSparkMarkovHead
+from vllm.model_executor.models.utils import maybe_prefix
+
+from jitspark.bound_plan import BoundPlan
+from jitspark.errors import UsageError
+from jitspark.geometry import MAX_REQUESTS
+from jitspark.runtime.markov_launches import bound_plans, check_progress
+from jitspark.runtime.ranks import RankGroup
+from kernel_specs.markov_gumbel_sampling.reference import rounded_product, sample_steps
+from kernel_specs.markov_gumbel_sampling.spec import STEP_INPUTS
+
+REFUSAL = "The Muse Spark specialized decode runs the fused DSpark Markov loop, which does not run here: "
+
+
+class VocabParallelMarkovHead(DSparkMarkovHead):  # type: ignore[misc] # vLLM is seen as Any
+    """vLLM's Markov head with markov_w2 [vocab, rank] sharded over the ranks; markov_w1 stays whole on each.
+
+    Checkpoints load as before. `bias` still gives whole rows: the logits processor gathers them.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        draft_vocab_size: int,
+        markov_rank: int,
+        prefix: str,
+        quant_config: Any = None,
+        retain_weight_for_gather: bool = False,  # noqa: FBT001, FBT002 - vLLM's signature
+    ) -> None:
+        nn.Module.__init__(self)
+        if retain_weight_for_gather:
+            raise ValueError(f"{REFUSAL}dspark_draft_topk is set")
+        self.markov_w1 = nn.Embedding(vocab_size, markov_rank)
+        self.markov_w2 = ParallelLMHead(
+            draft_vocab_size, markov_rank, quant_config=quant_config, prefix=maybe_prefix(prefix, "markov_w2")
+        )
+        # what vLLM's methods ask of this layer
+        self.markov_w2._retain_weight_for_gather = False  # noqa: SLF001
+        self.markov_w2.is_w4a16_nvfp4 = False
+
+
+def build_markov_sampler(
+    model: Any,
+    *,
+    draft_logits: torch.Tensor | None,
+    draft_topk: int | None,
+    watermarked: bool,
+    use_fp64_gumbel: bool,
+    sample_from_anchor: bool,
+    max_num_reqs: int,
+    num_steps: int,
+) -> "MarkovSampler":
+    """The loop of vLLM's draft model `model`, whose weights are loaded and whose lm_head is the one it will keep.
+
+    draft_logits: the cache BF16 [max_num_reqs, num_steps, vocab_size], whole on every rank. The rest says how vLLM's
+    speculator samples. All ranks must call it. Raises ValueError, in the draft's words, for a way of sampling that the
+    loop does not have; UsageError naming the field for sizes that no kernel serves; and what loading kernels raises.
+    """
+    reason = (
+        _sampling_reason(draft_topk, watermarked=watermarked, fp64=use_fp64_gumbel, from_anchor=sample_from_anchor)
+        or _cache_reason(draft_logits, (max_num_reqs, num_steps, model.config.vocab_size))
+        or _vocabulary_reason(model)
+    )
+    if reason is not None:
+        raise ValueError(f"{REFUSAL}{reason}")
+    ranks = RankGroup.of_coordinator(get_tp_group())
+    with ranks.together("the draft's sampling loop"):
+        _check_sizes(model, ranks.size)
+        return MarkovSampler(model, num_steps, min(max_num_reqs, MAX_REQUESTS), ranks)
+
+
+class MarkovSampler:
+    """Samples every step of the draft's proposals.
+
+    Any number of requests: they are independent of each other, and go through the loop in groups of eight.
+    """
+
+    def __init__(self, model: Any, num_steps: int, max_requests: int, ranks: RankGroup) -> None:
+        self._num_steps, self._max_requests, self._ranks = num_steps, max_requests, ranks
+        self._lm_head: torch.Tensor = model.lm_head.weight
+        self._head = model.model.markov_head
+        self._first_token: int = model.lm_head.shard_indices.org_vocab_start_index
+        self._multiplier, self._soft_cap = model.output_logit_transform_params()
+        self._plans: Mapping[int, BoundPlan] = {}
+        self._exchange: torch.Tensor | None = None
+        if self._lm_head.device.type == "cuda":
+            self._plans, self._exchange = bound_plans(model, num_steps, max_requests, ranks)
+
+    def sample(
+        self,
+        num_reqs: int,
+        head_hidden: torch.Tensor,
+        *,
+        sample_indices: torch.Tensor,
+        sample_idx_mapping: torch.Tensor,
+        sample_pos: torch.Tensor,
+        input_ids: torch.Tensor,
+        anchor_idx: torch.Tensor,
+        seeds: torch.Tensor,
+        temperature: torch.Tensor,
+        draft_tokens: torch.Tensor,
+        draft_logits: torch.Tensor,
+    ) -> None:
+        """Fill draft_tokens[:num_reqs] int64 and the rows of draft_logits that live requests own.
+
+        head_hidden: [rows, hidden]; row sample_indices[r * num_steps + j] is what request r's step j is sampled from.
+        sample_idx_mapping, sample_pos: int64, per such sample: the request's state (-1: none, its logits are not
+        stored), and the position of the sampled token. input_ids[anchor_idx[r]]: the token before step 0. seeds,
+        temperature: per state; temperature 0 takes the largest logit. Never synchronises on a GPU.
+        """
+        steps = self._num_steps
+        for first in range(0, num_reqs, self._max_requests):
+            requests = min(num_reqs - first, self._max_requests)
+            samples = slice(first * steps, (first + requests) * steps)
+            step = {
+                "hidden": head_hidden.index_select(0, sample_indices[samples]).to(self._lm_head.dtype),
+                "input_ids": input_ids,
+                "anchor_idx": anchor_idx[first : first + requests],
+                "sample_idx_mapping": sample_idx_mapping[samples].view(requests, steps),
+                "sample_pos": sample_pos[samples].view(requests, steps),
+                "seeds": seeds,
+                "temperature": temperature,
+                "draft_tokens": draft_tokens[first : first + requests],
+                "draft_logits": draft_logits,
+            }
+            if self._exchange is not None:
+                self._plans[requests].run(step)
+            else:
+                self._sample_by_reference(**step)
+
+    def check_progress(self) -> None:
+        """Raise RankError when a launch once gave up waiting for its own CTAs. Synchronises."""
+        if self._exchange is not None:
+            check_progress(self._exchange)
+
+    def _sample_by_reference(
+        self, hidden: torch.Tensor, draft_tokens: torch.Tensor, draft_logits: torch.Tensor, **step: torch.Tensor
+    ) -> None:
+        """The same on a CPU, over all ranks."""
+        requests, vocab_rows = len(draft_tokens), self._lm_head.shape[0]
+        base_logits = rounded_product(hidden, self._lm_head).view(requests, self._num_steps, vocab_rows)
+        inputs: dict[str, Any] = {name: step[name] for name in STEP_INPUTS}
+        sample_steps(
+            base_logits,
+            self._head.markov_w1.weight,
+            self._head.markov_w2.weight,
+            **inputs,
+            draft_tokens=draft_tokens,
+            draft_logits=draft_logits,
+            first_token=self._first_token,
+            multiplier=self._multiplier,
+            soft_cap=self._soft_cap,
+            exchange=self._winners,
+        )
+        self._share_logits(draft_logits, step["sample_idx_mapping"], vocab_rows)
+
+    def _winners(self, values: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """The tokens whose values are largest over all ranks; shards are in rank order, so ties go to the lowest."""
+        every = self._ranks.gather(values)
+        return self._ranks.gather(tokens).gather(0, every.argmax(dim=0, keepdim=True))[0]
+
+    def _share_logits(self, draft_logits: torch.Tensor, states: torch.Tensor, vocab_rows: int) -> None:
+        """Have every rank's columns of the live requests' rows."""
+        live = states[states[:, 0] >= 0, 0]
+        own = draft_logits[live, :, self._first_token : self._first_token + vocab_rows]
+        shards = self._ranks.gather(own.contiguous().view(torch.int16)).view(torch.bfloat16)
+        draft_logits[live] = torch.cat(tuple(shards), dim=-1)
+
+
+def _sampling_reason(draft_topk: int | None, *, watermarked: bool, fp64: bool, from_anchor: bool) -> str | None:
+    """Why the loop cannot sample as the speculator is told to."""
+    if draft_topk is not None:
+        return "dspark_draft_topk is set"
+    if watermarked:
+        return "the draft's samples are watermarked"
+    if fp64:
+        return "FP64 Gumbel sampling is asked for (use_fp64_gumbel)"
+    return None if from_anchor else "the draft does not sample from its anchor (sample_from_anchor)"
+
+
+def _cache_reason(draft_logits: torch.Tensor | None, shape: tuple[int, ...]) -> str | None:
+    """Why the loop cannot write this cache of draft logits."""
+    if draft_logits is None:
+        return "there are no draft logits to keep (draft_sample_method is not probabilistic)"
+    if draft_logits.dtype != torch.bfloat16:
+        return f"the draft logits are {draft_logits.dtype}, not BF16"
+    if tuple(draft_logits.shape) != shape or not draft_logits.is_contiguous():
+        return f"the draft logits are {list(draft_logits.shape)}, not whole rows of {list(shape)}"
+    return None
+
+
+def _vocabulary_reason(model: Any) -> str | None:
+    """Why the draft's tokens are not the target's."""
+    config = model.config
+    mapping = getattr(model, "draft_id_to_target_id", None)
+    reduced = config.draft_vocab_size != config.vocab_size or model.target_vocab_size != config.vocab_size
+    if reduced or (mapping is not None and bool(mapping.any())):
+        return "the draft has a reduced vocabulary (draft_vocab_size, d2t)"
+    return None
+
+
+def _check_sizes(model: Any, world_size: int) -> None:
+    """Refuse weights that are not BF16 shards of equal size."""
+    config, head = model.config, model.model.markov_head
+    if config.vocab_size % world_size:
+        raise _unfit("vocab_size", config.vocab_size, f"a multiple of the TP size {world_size}")
+    if config.markov_rank % 32:
+        raise _unfit("markov_rank", config.markov_rank, "a multiple of 32")
+    if not math.isfinite(model.output_logit_transform_params()[0]):
+        raise _unfit("metap", model.output_logit_transform_params()[0], "a finite output multiplier")
+    rows = config.vocab_size // world_size
+    for name, layer in (("lm_head", model.lm_head), ("markov_w2", head.markov_w2)):
+        found = f"{type(layer.quant_method).__name__}, {layer.weight.dtype} {list(layer.weight.shape)}"
+        plain = isinstance(layer.quant_method, UnquantizedEmbeddingMethod) and layer.weight.dtype == torch.bfloat16
+        if not plain or layer.weight.shape[0] != rows:
+            raise _unfit(f"the weight of {name}", found, f"BF16 with {rows} rows on each rank, not quantized")
+
+
+def _unfit(field: str, found: object, needed: str) -> UsageError:
+    return UsageError(
+        where=f"the draft's config.json: {field}",
+        found=str(found),
+        needed=needed,
+        remedy="Run this draft with stock vLLM (decode_backend auto).",
+    )

@@ -1,0 +1,112 @@
+"""The sampling loop's plans on a GPU: made for the model at hand, their kernels loaded, bound to its weights."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from jitspark.bound_plan import BoundPlan
+from jitspark.errors import RankError, TargetError, UsageError
+from jitspark.executor import Executor
+from jitspark.geometry import DEFAULT_GEOMETRY, Deployment, deployment
+from jitspark.markov_plan import FIRST_TOKEN, markov_plan
+from jitspark.plan import Plan
+from jitspark.plan_builder import Keys
+from jitspark.runtime import options
+from jitspark.runtime.draft import own_target
+from jitspark.runtime.kernel_loading import load_kernels
+from jitspark.runtime.ranks import RankGroup
+from kernel_specs.markov_gumbel_sampling.tiling import STUCK, Tiling, choose
+
+
+def bound_plans(
+    model: Any, num_steps: int, max_requests: int, ranks: RankGroup
+) -> tuple[Mapping[int, BoundPlan], torch.Tensor]:
+    """An executor for each number of requests, and the memory in which a launch's CTAs find each other.
+
+    Raises UsageError for sizes that the geometry has not, and for several ranks; TargetError for a GPU that cannot
+    hold all CTAs at once; and what loading kernels raises.
+    """
+    device = model.lm_head.weight.device
+    served = _served(model, num_steps, ranks.size)
+    tiling = choose(served.draft.vocab_rows(ranks.size), served.draft.markov_rank)
+    _require_multiprocessors(device, tiling)
+    target = own_target(device)
+    plans = _plans(model, served, target, max_requests)
+    command = f"jitspark warm --geometry {served.backbone.name} --tp {ranks.size} --target {target}"
+    kernels = load_kernels(tuple(plans.values()), options.settings_for(model.model.vllm_config), command)
+    exchange = torch.zeros(tiling.exchange_words(num_steps), dtype=torch.int64, device=device)
+    arena = torch.zeros(max(plan.workspace_bytes for plan in plans.values()), dtype=torch.uint8, device=device)
+    head = model.model.markov_head
+    tensors = {
+        "lm_head": model.lm_head.weight.data,
+        "markov_w1": head.markov_w1.weight.data,
+        "markov_w2": head.markov_w2.weight.data,
+        "exchange": exchange,
+    }
+    numbers = {FIRST_TOKEN: model.lm_head.shard_indices.org_vocab_start_index}
+    made = {
+        requests: Executor(plan, kernels, tensors, device, numbers=numbers, arena=arena)
+        for requests, plan in plans.items()
+    }
+    return made, exchange
+
+
+def check_progress(exchange: torch.Tensor) -> None:
+    """Raise RankError when a launch ended without having heard from all of its CTAs. Synchronises."""
+    launch = int(exchange[STUCK])
+    if launch:
+        raise RankError(
+            where="the draft's sampling loop",
+            found=f"launch {launch} gave up waiting for a part of itself",
+            needed="all of a launch's CTAs on the GPU at one time",
+            remedy="Leave the GPU to this process alone, then start it again.",
+        )
+
+
+def _served(model: Any, num_steps: int, tp: int) -> Deployment:
+    """The deployment, whose draft must be the model's in everything that is compiled in."""
+    if tp > 1:
+        raise UsageError(
+            where="tensor_parallel_size",
+            found=str(tp),
+            needed="1: the fused sampling loop cannot exchange between GPUs yet",
+            remedy="Leave the part markov_sampling to stock.",
+        )
+    served = deployment(options.from_vllm_config(model.model.vllm_config).geometry or DEFAULT_GEOMETRY, tp)
+    draft, config = served.draft, model.config
+    wanted = {
+        "vocab_size": (config.vocab_size, draft.vocab_size),
+        "hidden_size": (config.hidden_size, draft.hidden_size),
+        "markov_rank": (config.markov_rank, draft.markov_rank),
+        "num_speculative_tokens": (num_steps, draft.num_speculative_tokens),
+    }
+    for name, (found, needed) in wanted.items():
+        if found != needed:
+            raise UsageError(
+                where=f"the draft's config.json: {name}",
+                found=str(found),
+                needed=f"{needed}, as the geometry {draft.name} has it",
+                remedy="Run this draft with stock vLLM (decode_backend auto), or with a geometry of its own.",
+            )
+    return served
+
+
+def _plans(model: Any, served: Deployment, target: str, max_requests: int) -> dict[int, Plan]:
+    multiplier, soft_cap = model.output_logit_transform_params()
+    keys = Keys(target)
+    return {
+        requests: markov_plan(served, requests, target, multiplier=multiplier, soft_cap=soft_cap, keys=keys)
+        for requests in range(1, max_requests + 1)
+    }
+
+
+def _require_multiprocessors(device: torch.device, tiling: Tiling) -> None:
+    found = torch.cuda.get_device_properties(device).multi_processor_count
+    if found < tiling.num_ctas:
+        raise TargetError(
+            where=f"the draft's sampling loop on {device}",
+            found=f"{found} multiprocessors",
+            needed=f"{tiling.num_ctas}, one for each CTA of a launch: they wait for each other",
+            remedy="Leave the part markov_sampling to stock on this GPU.",
+        )
