@@ -13,6 +13,8 @@ import importlib
 import json
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,11 +81,7 @@ def _calls(scene: Scene, function: Any) -> list[Call]:
     """Calls with weights of their own each."""
     num_bytes = scene.markov_w2.numel() * 2
     weights = [scene.markov_w2.clone() for _ in range(max(2, -(-int(ROTATED_BYTES) // num_bytes)))]
-    made: list[Call] = []
-    for scene.markov_w2 in weights:
-        arguments = scene.arguments()
-        made.append(lambda arguments=arguments: function(*arguments))
-    return made
+    return [partial(function, *replace(scene, markov_w2=weight).arguments()) for weight in weights]
 
 
 def vllm_sampler() -> Callable[..., torch.Tensor] | None:

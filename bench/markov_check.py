@@ -3,9 +3,9 @@
     python -m bench.markov_check --pack FILE.tar --json FILE
 
 Counts, with fresh inputs of TP 8's sizes: tokens unlike the float64 reference's on the same cached row; cached values
-unlike the reference's, which is led along the kernel's own tokens; tokens that the kernel's own arithmetic does not find
-again in its cached rows (a launch with a weight of zeros and no transform); and, where vLLM is installed, tokens that
-vLLM's sampler does not draw from them. Exit status 1 when a count is too high.
+unlike the reference's, which is led along the kernel's own tokens; tokens that the kernel's own arithmetic does not
+find again in its cached rows (a launch with a weight of zeros and no transform); and, where vLLM is installed, tokens
+that vLLM's sampler does not draw from them. Exit status 1 when a count is too high.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import json
 import random
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -132,11 +133,8 @@ def _reference_tokens(scene: Scene, rows: torch.Tensor) -> torch.Tensor:
 
 def _found_again(scene: Scene, plain: Any, rows: torch.Tensor, zeros: torch.Tensor) -> torch.Tensor:
     """The kernel's own choice from given rows: they are its base logits, and nothing is added to them."""
-    base, weight = scene.base_logits, scene.markov_w2
-    scene.base_logits, scene.markov_w2 = rows, zeros
     torch.cuda.synchronize()
-    plain(*scene.arguments(capped=False))
-    scene.base_logits, scene.markov_w2 = base, weight
+    plain(*replace(scene, base_logits=rows, markov_w2=zeros).arguments(capped=False))
     return scene.draft_tokens.clone()
 
 
@@ -212,8 +210,8 @@ def _many_launches(scene: Scene, capped: Any, launches: int) -> dict[str, Any]:
     outputs = [torch.zeros_like(first) for _ in range(10)]
 
     def ten() -> None:
-        for scene.draft_tokens in outputs:
-            capped(*scene.arguments())
+        for output in outputs:
+            capped(*replace(scene, draft_tokens=output).arguments())
 
     replay = cuda_graph(ten)
     unlike = 0

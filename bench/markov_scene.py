@@ -16,7 +16,7 @@ VOCAB_SIZE, MARKOV_RANK, MAX_REQUESTS = 202048, 512, 8
 MULTIPLIER, SOFT_CAP = 0.1767766952966369, 20.0
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Scene:
     """Inputs for `num_requests` requests over a shard of `vocab_rows` tokens that begins at `first_token`."""
 
