@@ -2,13 +2,16 @@
 
     python tests/expert_ranks.py TASK.json
 
-TASK: path, experts (fields), layers, ranks, and where wanted sharded (how vLLM shares experts: "ep" or "tp"),
-staging_bytes, patience, free_bytes, lacks (a tensor the checkpoint does not have), fault. Prints a line of JSON per
-rank: what differs, seconds, and memory in bytes (`extra`: the peak beside what stays).
+TASK: path, experts (fields), layers, ranks, and where wanted maker (a module whose `join`, `empty_layer` and `load`
+take the place of those here), sharded (how vLLM shares experts: "ep" or "tp"), staging_bytes, patience, free_bytes,
+lacks (a tensor the checkpoint does not have), fault. Prints a line of JSON per rank: what differs, seconds, and memory
+in bytes (`extra`: the peak beside what stays).
 """
 
+import importlib
 import json
 import os
+import subprocess
 import sys
 import time
 from datetime import timedelta
@@ -22,6 +25,9 @@ import torch.distributed as dist
 from jitspark.errors import JitsparkError
 from jitspark.runtime import expert_tp
 from jitspark.runtime.ranks import RankGroup
+
+TESTS = Path(__file__).resolve().parent
+PASSED_ON = ("PATH", "HF_HUB_OFFLINE", "VLLM_CACHE_ROOT", "VLLM_NO_USAGE_STATS")
 
 
 class StockMethod:
@@ -84,28 +90,34 @@ def load(layer, path, index, lacks=None):
             getattr(layer, name).data.copy_(tensor)
 
 
-def run(task, rank):
+def join(task, rank):
+    """The group of ranks, which find each other by a file."""
+    dist.init_process_group(
+        "gloo", init_method=f"file://{task['path']}.ranks", rank=rank, world_size=task["ranks"],
+        timeout=timedelta(seconds=60),
+    )  # fmt: skip
+    return RankGroup(rank, task["ranks"], dist.group.WORLD, dist.group.WORLD, patience=task.get("patience", 60))
+
+
+def run(task, rank, maker):
     """One rank. Returns what is printed."""
     torch.set_num_threads(1)
     ranks, experts = task["ranks"], expert_checkpoint.Experts(**task["experts"])
-    dist.init_process_group(
-        "gloo", init_method=f"file://{task['path']}.ranks", rank=rank, world_size=ranks, timeout=timedelta(seconds=60)
-    )
-    group = RankGroup(rank, ranks, dist.group.WORLD, dist.group.WORLD, patience=task.get("patience", 60))
+    group = maker.join(task, rank)
     options = {"staging_bytes": task["staging_bytes"]} if "staging_bytes" in task else {}
     if "free_bytes" in task:
         options["free_bytes"] = lambda _: task["free_bytes"][rank]
     shares = expert_tp.ExpertShares(experts, task["layers"], group, **options)
     fault = Fault(task.get("fault"), rank)
     layers = {
-        index: empty_layer(
+        index: maker.empty_layer(
             experts, index, rank=rank, ranks=ranks, sharded=task.get("sharded", "ep"), fault=fault.of_stock(index)
         )
         for index in task["layers"]
     }
     shares.tap(layers)
     for index, layer in layers.items():
-        load(layer, task["path"], index, task.get("lacks"))
+        maker.load(layer, task["path"], index, task.get("lacks"))
     fault.arm()
     allocated = expert_tp._allocated
     expert_tp._allocated = lambda *form: {name: tensor.fill_(1) for name, tensor in allocated(*form).items()}  # touched
@@ -168,10 +180,10 @@ class Fault:
         raise RuntimeError("the allocator has no more memory\nand says so at length")
 
 
-def told(task, rank):
+def told(task, rank, maker):
     began = time.monotonic()
     try:
-        said = run(task, rank)
+        said = run(task, rank, maker)
     except JitsparkError as error:
         said = error.to_json()
     except RuntimeError as error:
@@ -183,11 +195,12 @@ def told(task, rank):
 def main():
     """One import of torch for all ranks: they are forked before torch starts a thread."""
     task = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    maker = importlib.import_module(task.get("maker", "expert_ranks"))
     pids = []
     for rank in range(task["ranks"]):
         pid = os.fork()
         if pid == 0:
-            told(task, rank)
+            told(task, rank, maker)
             os._exit(0)
         pids.append(pid)
     stalled = task.get("fault", {}).get("how") == "stall"
@@ -196,6 +209,23 @@ def main():
             os.waitpid(pid, 0)
     if stalled:
         os.kill(pids[task["fault"]["rank"]], 9)
+
+
+def run_ranks(folder, task, seconds=600):
+    """What each rank said, in rank order, of those that lived to say it."""
+    Path(f"{task['path']}.ranks").unlink(missing_ok=True)
+    file = folder / "task.json"
+    file.write_text(json.dumps(task), encoding="utf-8")
+    environment = {
+        **{name: value for name, value in os.environ.items() if name in PASSED_ON},
+        "PYTHONPATH": f"{TESTS.parent}:{TESTS}",
+        "MALLOC_MMAP_THRESHOLD_": str(1 << 20),  # so that what is freed shows
+    }
+    ran = subprocess.run(
+        [sys.executable, "-P", __file__, file], env=environment, stdout=subprocess.PIPE, text=True, timeout=seconds
+    )
+    assert ran.returncode == 0
+    return sorted((json.loads(line) for line in ran.stdout.splitlines()), key=lambda said: said["rank"])
 
 
 if __name__ == "__main__":

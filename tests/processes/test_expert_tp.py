@@ -2,19 +2,13 @@
 on all ranks or on none.
 """
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 pytest.importorskip("torch")
 
 from expert_checkpoint import Experts, write
+from expert_ranks import run_ranks
 
-ROOT = Path(__file__).resolve().parents[2]
 MIB = 1 << 20
 LAYERS = [0, 1, 2]
 REDUCED = {
@@ -35,22 +29,8 @@ def checkpoint(tmp_path_factory):
     return path
 
 
-def recut(tmp_path, path, *, timeout=180, **task):
-    """What each rank said, in rank order, of those that lived to say it."""
-    os.path.lexists(f"{path}.ranks") and os.unlink(f"{path}.ranks")
-    file = tmp_path / "task.json"
-    file.write_text(json.dumps({"path": str(path), "experts": REDUCED, "layers": LAYERS, **task}), encoding="utf-8")
-    environment = {
-        "PATH": os.environ["PATH"],
-        "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}",
-        "MALLOC_MMAP_THRESHOLD_": str(MIB),  # so that what is freed shows
-    }
-    ran = subprocess.run(
-        [sys.executable, "-P", ROOT / "tests" / "expert_ranks.py", file],
-        env=environment, stdout=subprocess.PIPE, text=True, timeout=timeout,
-    )  # fmt: skip
-    assert ran.returncode == 0
-    return sorted((json.loads(line) for line in ran.stdout.splitlines()), key=lambda said: said["rank"])
+def recut(folder, path, **task):
+    return run_ranks(folder, {"path": str(path), "experts": REDUCED, "layers": LAYERS, **task})
 
 
 @pytest.mark.parametrize("staging", [MIB, 512 * MIB], ids=["in rounds", "at once"])
@@ -79,7 +59,7 @@ def test_at_real_widths_every_byte_is_right_and_memory_is_bounded(tmp_path):
     path = tmp_path / "experts.safetensors"
     write(path, Experts(**REAL_WIDTHS), [0])
 
-    said = recut(tmp_path, path, experts=REAL_WIDTHS, layers=[0], ranks=8, staging_bytes=64 * MIB, timeout=600)
+    said = recut(tmp_path, path, experts=REAL_WIDTHS, layers=[0], ranks=8, staging_bytes=64 * MIB)
 
     path.unlink()
     assert [rank["wrong"] for rank in said] == [{}] * 8
