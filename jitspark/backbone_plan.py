@@ -1,27 +1,31 @@
 """The plans of a backbone: the decode step of all layers, and the logits behind it.
 
-The order of launches follows the step; where kernels read ahead of the launch before (`early_reads`), it leaves a
-launch between writer and reader. A rank's expert weights are a slice of every expert.
+Several ranks exchange inside the kernels: the residual boundaries behind o_proj and unpooler, the pooler's columns, and
+the experts' partial rows; a rank alone has the same step without. Launches stand in the order of the step, and where a
+kernel reads ahead of the launch before (`early_reads`) there is one between writer and reader. A rank's experts are a
+slice of each.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from jitspark import backbone_weights as weights
 from jitspark.attention_launches import AttentionLaunches
+from jitspark.exchange_launches import exchange_control, exchange_memory, gather_columns
 from jitspark.expert_launches import ROWS_DTYPE, SCHEDULE, ExpertLaunches
 from jitspark.geometry import Backbone, Deployment
 from jitspark.plan import Kind, Plan, Stage
-from jitspark.plan_builder import Given, Header, Keys, PlanBuilder, Weight
+from jitspark.plan_builder import Given, Header, Keys, PlanBuilder
+from jitspark.spec import Specialization
+from kernel_specs.allgather_gated_residual_rmsnorm import spec as allgather_gated_residual_rmsnorm
+from kernel_specs.allreduce_gated_residual_rmsnorm import spec as allreduce_gated_residual_rmsnorm
 from kernel_specs.expert_combine_rmsnorm import spec as expert_combine_rmsnorm
+from kernel_specs.expert_reduce_rmsnorm_combine import spec as expert_reduce_rmsnorm_combine
 from kernel_specs.gated_residual_rmsnorm import spec as gated_residual_rmsnorm
 from kernel_specs.logits_softcap import spec as logits_softcap
 from kernel_specs.rmsnorm import spec as rmsnorm
 from kernel_specs.router_gemm import spec as router_gemm
 from kernel_specs.sigmoid_bias_topk_routing import spec as sigmoid_bias_topk_routing
 from kernel_specs.skinny_gemm_bf16 import spec as skinny_gemm_bf16
-
-LOCAL, PEER = "local", "peer"  # exchanges that stay on this rank, for a bench; exchanges between ranks
 
 NORM, PROJECTION, ROUTER = "boundary_norm", "projection", "router"
 EXPERTS, EXCHANGE, LOGITS = "experts", "all_reduce", "logits"
@@ -33,14 +37,13 @@ def decode_plan(
     target: str,
     *,
     providers: Mapping[str, str] | None = None,
-    exchange: str = LOCAL,
     keys: Keys | None = None,
 ) -> Plan:
     """The decode step for `rows` rows: from embeddings to the final norm's output, and the taps on the way.
 
     `providers` names who serves a part instead of our kernels. Raises SpecError for rows that no kernel serves.
     """
-    step = _Step(deployment, rows, target, providers or {}, exchange, keys)
+    step = _Step(deployment, rows, target, providers or {}, keys)
     step.begin()
     for layer in range(deployment.backbone.num_hidden_layers):
         step.attention(layer)
@@ -54,11 +57,9 @@ def logits_plan(
     target: str,
     *,
     providers: Mapping[str, str] | None = None,
-    exchange: str = LOCAL,
     keys: Keys | None = None,
 ) -> Plan:
     """Logits of the final norm's output: lm_head, gathered over the ranks, soft-capped; FP32 [rows, vocab_size]."""
-    assert exchange == LOCAL, exchange
     backbone, tp = deployment.backbone, deployment.tp
     builder = PlanBuilder(_header(Stage.LOGITS, deployment, rows, target, providers or {}), keys)
     hidden = builder.buffer("hidden", Kind.INPUT, (rows, backbone.hidden_size), "bfloat16")
@@ -72,8 +73,8 @@ def logits_plan(
     )
     gathered = shard
     if tp > 1:
-        gathered = builder.buffer("logits.bfloat16", Kind.WORKSPACE, (rows, backbone.vocab_size), "bfloat16")
-        builder.glue("lm_head.gather", EXCHANGE, "allgather_columns", shard=(shard, "in"), out=(gathered, "out"))
+        gathered = "logits.bfloat16"
+        gather_columns(builder, "lm_head.gather", "logits", shard, gathered, backbone.vocab_size, tp)
     out = builder.buffer("logits", Kind.OUTPUT, (rows, backbone.vocab_size), "float32")
     numbers = {"multiplier": backbone.output_multiplier, "cap": backbone.final_logit_softcapping}
     builder.launch(
@@ -90,20 +91,6 @@ def _header(stage: Stage, deployment: Deployment, rows: int, target: str, provid
     return Header(stage, name, tp, deployment.query_length, rows, target, dict(sorted(providers.items())))
 
 
-@dataclass(frozen=True, slots=True)
-class _Boundary:
-    """What a residual boundary computes, and the names around it."""
-
-    name: str
-    branch: str
-    out: str
-    weight: Weight
-    alpha: Weight
-    beta: Weight
-    statics: gated_residual_rmsnorm.Boundary
-    optional: Mapping[str, Given]  # post_weight, tap
-
-
 class _Step:
     """The decode step under way: `stream` is the residual stream, and buffers of one name serve all layers."""
 
@@ -113,10 +100,8 @@ class _Step:
         rows: int,
         target: str,
         providers: Mapping[str, str],
-        exchange: str,
         keys: Keys | None,
     ) -> None:
-        assert exchange == LOCAL, exchange
         self.deployment, self.rows, self.tp = deployment, rows, deployment.tp
         self.backbone: Backbone = deployment.backbone
         self.projections = skinny_gemm_bf16.projections(deployment)
@@ -152,18 +137,18 @@ class _Step:
         window = 0 if layer in backbone.full_attention_layers else backbone.attention.sliding_window
         self.attentions.add(at, rope=layer not in backbone.nope_layers, window=window)
         self._project(layer, "o_proj", "attention_output", "branch", "self_attn.o_proj.weight")
-        self._boundary(
-            _Boundary(
-                name=f"{at}.post_attention",
-                branch="branch",
-                out="ffn_input",
-                weight=weights.norm(layer, "pre_ffn_norm"),
-                alpha=weights.gate(layer, "attn", "alpha"),
-                beta=weights.gate(layer, "attn", "beta"),
-                statics=gated_residual_rmsnorm.boundary_of("backbone", "weightless"),
-                optional={},
-            )
-        )
+        boundary = gated_residual_rmsnorm.boundary_of("backbone", "weightless")
+        given: dict[str, Given] = {
+            "alpha": weights.gate(layer, "attn", "alpha"),
+            "beta": weights.gate(layer, "attn", "beta"),
+            "weight": weights.norm(layer, "pre_ffn_norm"),
+            "activation": "ffn_input",
+        }
+        if self.tp == 1:
+            self._boundary(f"{at}.post_attention", "branch", boundary, given)
+            return
+        served = allreduce_gated_residual_rmsnorm.serving(backbone.hidden_size, self.rows, self.tp, boundary)
+        self._exchange_boundary(f"{at}.post_attention", served, {"partial": "branch", **given}, "post_attention")
 
     def feed_forward(self, layer: int) -> None:
         """From the pre-FFN norm's output to the next layer's pre-QKV norm's, or the final norm's."""
@@ -171,26 +156,26 @@ class _Step:
         self._route(layer)
         self.experts.add(layer)
         self._combine(layer)
-        self._project_shard(layer, "unpooler", "combined", "ffn_branch", self.backbone.hidden_size)
         last = layer == self.backbone.num_hidden_layers - 1
         tapped = layer in self.backbone.tap_layers
-        self._boundary(
-            _Boundary(
-                name=f"{at}.post_ffn",
-                branch="ffn_branch",
-                out="hidden" if last else "attention_input",
-                weight=weights.final_norm() if last else weights.norm(layer + 1, "pre_qkv_norm"),
-                alpha=weights.gate(layer, "ffn", "alpha"),
-                beta=weights.gate(layer, "ffn", "beta"),
-                statics=gated_residual_rmsnorm.boundary_of(
-                    "backbone", "input_scale", gain_center=0.0 if last else 1.0, tap=tapped
-                ),
-                optional={
-                    "post_weight": weights.norm(layer, "post_ffn_norm"),
-                    **({"tap": f"taps.{layer}"} if tapped else {}),
-                },
-            )
+        boundary = gated_residual_rmsnorm.boundary_of(
+            "backbone", "input_scale", gain_center=0.0 if last else 1.0, tap=tapped
         )
+        given: dict[str, Given] = {
+            "post_weight": weights.norm(layer, "post_ffn_norm"),
+            "alpha": weights.gate(layer, "ffn", "alpha"),
+            "beta": weights.gate(layer, "ffn", "beta"),
+            "weight": weights.final_norm() if last else weights.norm(layer + 1, "pre_qkv_norm"),
+            "activation": "hidden" if last else "attention_input",
+            **({"tap": f"taps.{layer}"} if tapped else {}),
+        }
+        if self.tp == 1:
+            self._project(layer, "unpooler", "combined", "ffn_branch", "feed_forward.unpooler.weight")
+            self._boundary(f"{at}.post_ffn", "ffn_branch", boundary, given)
+            return
+        self._project(layer, "unpooler_shard", "combined", "ffn_branch_shard", "feed_forward.unpooler.weight")
+        served = allgather_gated_residual_rmsnorm.serving(self.backbone.hidden_size, self.rows, self.tp, boundary)
+        self._exchange_boundary(f"{at}.post_ffn", served, {"shard": "ffn_branch_shard", **given}, "post_ffn")
 
     def _route(self, layer: int) -> None:
         """Router and pooler both read the norm's output; the schedule is complete a launch before the experts."""
@@ -202,7 +187,7 @@ class _Step:
             router_gemm.serving(self.backbone, self.rows),
             {"activation": "ffn_input", "weight": router, "logits": "router_logits"},
         )
-        self._project_shard(layer, "pooler", "ffn_input", "pooled", self.backbone.experts.moe_hidden_size)
+        self._pool(layer)
         written = (*SCHEDULE, "topk_ids", "topk_weights", "num_distinct_experts")
         bias = weights.dense(layer, "router_bias", "feed_forward.expert_bias")
         build.launch(
@@ -212,34 +197,36 @@ class _Step:
             {"logits": "router_logits", "bias": bias, "is_padding": "is_padding", **{name: name for name in written}},
         )
 
-    def _combine(self, layer: int) -> None:
-        at, experts = f"layers.{layer}", self.backbone.experts
-        self.builder.launch(
-            f"{at}.combine",
-            EXPERTS,
-            expert_combine_rmsnorm.serving(experts, 1, self.rows, ROWS_DTYPE),
-            {
-                "rows": "expert_rows",
-                "topk_ids": "topk_ids",
-                "topk_weights": "topk_weights",
-                "weight": weights.norm(layer, "post_expert_norm"),
-                "out": "combined",
-                "eps": self.backbone.norms.post_norm_eps,
-            },
-        )
-
-    def _project_shard(self, layer: int, name: str, activation: str, out: str, columns: int) -> None:
-        """Pooler or unpooler: each rank has its columns of the product, and gathers the others'."""
-        tensor = f"feed_forward.{name}.weight"
+    def _pool(self, layer: int) -> None:
+        """Pooled rows; of several ranks each multiplies its columns, and gathers the others'."""
+        tensor = "feed_forward.pooler.weight"
         if self.tp == 1:
-            self._project(layer, name, activation, out, tensor)
+            self._project(layer, "pooler", "ffn_input", "pooled", tensor)
             return
-        shard = f"{out}_shard"
-        self._project(layer, f"{name}_shard", activation, shard, tensor)
-        self.builder.buffer(out, Kind.WORKSPACE, (self.rows, columns), "bfloat16")
-        self.builder.glue(
-            f"layers.{layer}.{name}.gather", EXCHANGE, "allgather_columns", shard=(shard, "in"), out=(out, "out")
-        )
+        self._project(layer, "pooler_shard", "ffn_input", "pooled_shard", tensor)
+        columns = self.backbone.experts.moe_hidden_size
+        name = f"layers.{layer}.pooler.gather"
+        gather_columns(self.builder, name, "pooler", "pooled_shard", "pooled", columns, self.tp)
+
+    def _combine(self, layer: int) -> None:
+        """The experts' rows, whole or summed over the ranks, normed and summed per token."""
+        name, experts = f"layers.{layer}.combine", self.backbone.experts
+        given: dict[str, Given] = {
+            "rows": "expert_rows",
+            "topk_ids": "topk_ids",
+            "topk_weights": "topk_weights",
+            "weight": weights.norm(layer, "post_expert_norm"),
+            "out": "combined",
+            "eps": self.backbone.norms.post_norm_eps,
+        }
+        if self.tp == 1:
+            served = expert_combine_rmsnorm.serving(experts, 1, self.rows, ROWS_DTYPE)
+            self.builder.launch(name, EXPERTS, served, given)
+            return
+        given |= exchange_memory("combine", "row_") | exchange_memory("combine", "sum_") | exchange_control("combine")
+        served = expert_reduce_rmsnorm_combine.serving(experts, self.tp, ROWS_DTYPE)
+        owned = expert_reduce_rmsnorm_combine.owned_tokens(self.rows, self.tp)
+        self.builder.launch(name, EXCHANGE, served, given, num_owned=owned)
 
     def _project(self, layer: int, name: str, activation: str, out: str, tensor: str) -> None:
         """A dense weight, or (`_shard`) this rank's share of the rows of one that vLLM holds whole on every rank."""
@@ -252,17 +239,16 @@ class _Step:
             {"activation": activation, "weight": weights.dense(layer, weight, tensor, layout), "out": out},
         )
 
-    def _boundary(self, boundary: _Boundary) -> None:
-        given: dict[str, Given] = {
-            "branch": boundary.branch,
-            "stream": "stream",
-            "alpha": boundary.alpha,
-            "beta": boundary.beta,
-            "weight": boundary.weight,
-            "activation": boundary.out,
-            "post_eps": self.backbone.norms.post_norm_eps,
-            "eps": self.eps,
-            **boundary.optional,
-        }
-        served = gated_residual_rmsnorm.serving(self.backbone.hidden_size, self.rows, boundary.statics)
-        self.builder.launch(boundary.name, NORM, served, given)
+    def _boundary(
+        self, name: str, branch: str, boundary: gated_residual_rmsnorm.Boundary, given: Mapping[str, Given]
+    ) -> None:
+        served = gated_residual_rmsnorm.serving(self.backbone.hidden_size, self.rows, boundary)
+        self.builder.launch(name, NORM, served, {"branch": branch, **given, **self._residual()})
+
+    def _exchange_boundary(self, name: str, served: Specialization, given: Mapping[str, Given], exchange: str) -> None:
+        """A boundary with an exchange in front of it; those of one kind share their memory."""
+        memory = {**exchange_memory(exchange), **exchange_control(exchange)}
+        self.builder.launch(name, EXCHANGE, served, {**given, **memory, **self._residual()})
+
+    def _residual(self) -> dict[str, Given]:
+        return {"stream": "stream", "post_eps": self.backbone.norms.post_norm_eps, "eps": self.eps}

@@ -26,7 +26,16 @@ class Weight:
     source: Source | None = None
 
 
-Given = str | Weight | float | int
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """A buffer that is neither made by a launch nor a weight, in an argument's place: an exchange's."""
+
+    name: str
+    kind: Kind
+    of: str | None = None
+
+
+Given = str | Weight | Memory | float | int
 
 
 class Keys:
@@ -156,8 +165,9 @@ class PlanBuilder:
     ) -> Argument:
         spec, dtype = specialization.spec, specialization.dtype_of(arg)
         if isinstance(arg, Scalar):
-            assert not isinstance(given, Weight), arg.name
-            return ScalarArgument(float(given) if dtype == "float32" else given, dtype)
+            assert not isinstance(given, (Weight, Memory)), arg.name
+            number = given if isinstance(given, str) or dtype != "float32" else float(given)
+            return ScalarArgument(number, dtype)
         shape = tuple(bound[axis] if isinstance(axis, str) else axis for axis in arg.axes)
         role = "part" if arg.name in spec.partial_outputs else arg.role
         role = "inout" if role == "state" else role  # whose memory it is does not matter to the order of launches
@@ -166,9 +176,11 @@ class PlanBuilder:
         return TensorArgument(buffer.name, role, arg.name in spec.early_reads, _seen(buffer, shape))
 
     def _declared(self, given: Given, role: str, shape: tuple[Size, ...], dtype: str) -> Buffer:
-        """A buffer that is named for the first time: a weight, or what this launch writes."""
+        """A buffer that is named for the first time: a weight, an exchange's memory, or what this launch writes."""
         if isinstance(given, Weight):
             self.buffer(given.name, Kind.WEIGHT, shape, dtype, source=given.source)
+        elif isinstance(given, Memory):
+            self.buffer(given.name, given.kind, shape, dtype, of=given.of)
         else:
             assert role in ("out", "part"), f"{given} is read before anybody wrote it"
             self.buffer(str(given), Kind.WORKSPACE, shape, dtype)
@@ -180,7 +192,7 @@ def _waiting(argument: Argument) -> Argument:
 
 
 def _buffer_name(given: Given) -> str:
-    return given.name if isinstance(given, Weight) else str(given)
+    return given.name if isinstance(given, (Weight, Memory)) else str(given)
 
 
 def _seen(buffer: Buffer, shape: tuple[Size, ...]) -> tuple[Size, ...] | None:

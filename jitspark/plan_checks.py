@@ -6,22 +6,20 @@ in the arenas, and that each launch is served by the entry that it names.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from jitspark.buffer_planner import ALIGNMENT, Interval, intervals, meet
 from jitspark.errors import PlanError
 from jitspark.plan import CUTE, Buffer, Kind, Launch, Plan, Size, TensorArgument
+from jitspark.spec import DTYPE_BYTES
 
-DTYPE_BYTES: Mapping[str, int] = {
-    "bfloat16": 2, "float16": 2, "float32": 4, "int32": 4, "int64": 8, "uint8": 1, "float8_e4m3fn": 1, "bool": 1,
-}  # fmt: skip
 Alive = Mapping[str, tuple[Interval, ...]]
 
 ROLES = ("in", "out", "inout", "part")
 BEFORE = -1  # complete before the first launch
 
 # whose content is there before the step begins
-GIVEN = frozenset((Kind.INPUT, Kind.WEIGHT, Kind.KV_CACHE, Kind.PEERS, Kind.SIGNAL))
+GIVEN = frozenset(Kind) - {Kind.OUTPUT, Kind.WORKSPACE}
 READ_ONLY = frozenset((Kind.WEIGHT, Kind.PEERS))
 SIZED = frozenset(Kind) - {Kind.WEIGHT, Kind.KV_CACHE}  # whose shapes depend on the number of rows
 ARENAS = ((Kind.WORKSPACE,), (Kind.SYMMETRIC, Kind.SIGNAL))
@@ -43,6 +41,7 @@ class _Known:
     frame: object  # kept, so that its id stays its own
     alive: Alive
     viewing: tuple[int, ...]
+    apart: set[tuple[str, str]] = field(default_factory=set)  # pairs that are never alive at one time
 
 
 class PlanChecker:
@@ -99,7 +98,7 @@ def _own_problems(plan: Plan, known: _Known) -> Iterator[Problem]:
     for each in plan.buffers:
         if each.kind in SIZED and not _is_shape(each.shape):
             yield Problem(each.name, f"shape {list(each.shape)}", "sizes above 0, or names")
-    yield from _place_problems(plan, known.alive)
+    yield from _place_problems(plan, known)
 
 
 def _buffer_problems(buffer: Buffer, named: Mapping[str, Buffer]) -> Iterator[Problem]:
@@ -181,7 +180,7 @@ def order_problems(launches: Sequence[Launch], named: Mapping[str, Buffer]) -> I
             yield Problem(name, "an output that no launch writes", "a launch that writes it")
 
 
-def _place_problems(plan: Plan, alive: Alive) -> Iterator[Problem]:
+def _place_problems(plan: Plan, known: _Known) -> Iterator[Problem]:
     """Places outside of the arena, off the alignment, or over each other while both are alive."""
     sizes = (plan.workspace_bytes, plan.symmetric_bytes)
     always = ((0, len(plan.launches)),)
@@ -191,13 +190,19 @@ def _place_problems(plan: Plan, alive: Alive) -> Iterator[Problem]:
             if not _is_placed(each, end):
                 yield Problem(each.name, f"offset {each.offset}", f"a multiple of {ALIGNMENT} within {end} bytes")
                 return
-        lives = {each.name: alive.get(each.name, ()) if each.kind is Kind.WORKSPACE else always for each in inside}
+        lives = {
+            each.name: known.alive.get(each.name, ()) if each.kind is Kind.WORKSPACE else always for each in inside
+        }
         by_place = sorted((each.offset, each.offset + _nbytes(each), each.name) for each in inside)
         for index, (_, stop, one) in enumerate(by_place):
             for start, _, other in by_place[index + 1 :]:
                 if start >= stop:
                     break
-                if meet(lives[one], lives[other]):
+                if (one, other) in known.apart:
+                    continue
+                if not meet(lives[one], lives[other]):
+                    known.apart.add((one, other))
+                else:
                     yield Problem(other, f"a place over {one}'s", "places apart for what lives at one time")
 
 
