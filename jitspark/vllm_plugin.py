@@ -4,20 +4,18 @@ It tells vLLM's registry by name which classes take Muse Spark's places, and imp
 deployment that does not ask for the specialized decode to vLLM's own ones. Refuses models that it does not know.
 """
 
-import importlib.metadata
-import importlib.util
 import logging
-from pathlib import Path
 from typing import Any
 
 from jitspark.notice import say_once
+from jitspark.vllm_release import KNOWN, unknown_release
 
 logger = logging.getLogger("jitspark")
 
-KNOWN_VLLM = ("0.33.0",)
-# architecture: (where vLLM 0.33.0 has its own class, what takes its place)
+# architecture: (where the known vLLM has its own class, what takes its place)
+BACKBONE = "MuseSparkForConditionalGeneration"
 MODELS = {
-    "MuseSparkForConditionalGeneration": (
+    BACKBONE: (
         ("vllm.models.muse_spark", "MuseSparkForConditionalGeneration"),
         ("jitspark.models.muse_spark", "MuseSparkForConditionalGeneration"),
     ),
@@ -26,25 +24,28 @@ MODELS = {
         ("jitspark.models.dspark", "MuseSparkDSparkForCausalLM"),
     ),
 }
-OWN_DECODE = Path(
-    "models", "muse_spark", "nvidia", "specialized_decode"
-)  # below vLLM's package, should it come to have one
 
 
 def register() -> None:
-    """Put our classes into vLLM's registry. Does nothing where they are already there."""
+    """Put our classes into vLLM's registry. Does nothing where they are already there.
+
+    In a vLLM of another version our backbone still takes its place, if the model lies where the known version has it:
+    a deployment that asks for the specialized decode is refused there, and every other one gets vLLM's own class.
+    """
     from vllm import ModelRegistry
 
     _log_beside_vllm()
-    unknown = unknown_vllm()
+    unknown = unknown_release()
+    if unknown is not None:
+        say_once(f"jitspark leaves decoding to vLLM: {unknown}.")
     for architecture, (stock, ours) in MODELS.items():
+        if unknown is not None and architecture != BACKBONE:
+            continue  # the backbone refuses first
         registered = _location(ModelRegistry.models.get(architecture))
         if registered == stock:
             ModelRegistry.register_model(architecture, ":".join(ours))
-        elif registered != ours:
-            say_once(f"jitspark stays out of {architecture}: {_whose(registered)}, not vLLM {KNOWN_VLLM[-1]}'s.")
-    if unknown is not None:
-        say_once(f"jitspark leaves decoding to vLLM: {unknown}.")
+        elif registered != ours and unknown is None:
+            say_once(f"jitspark stays out of {architecture}: {_whose(registered)}, not vLLM {KNOWN[-1]}'s.")
 
 
 def _log_beside_vllm() -> None:
@@ -55,23 +56,6 @@ def _log_beside_vllm() -> None:
             logger.addHandler(handler)
         logger.setLevel(theirs.level)
         logger.propagate = theirs.propagate
-
-
-def unknown_vllm() -> str | None:
-    """Why the specialized decode cannot run in this vLLM, or None. Known versions may carry a build's local label."""
-    try:
-        found = importlib.metadata.version("vllm")
-    except importlib.metadata.PackageNotFoundError:
-        return "no distribution of the name vllm is installed"
-    known = found.partition("+")[0] in KNOWN_VLLM
-    return None if known else f"vLLM {found} is installed, and it knows {', '.join(KNOWN_VLLM)}"
-
-
-def vllm_has_own_decode() -> bool:
-    """Whether this vLLM brings a specialized decode of Muse Spark itself."""
-    package = importlib.util.find_spec("vllm")
-    folders = (package.submodule_search_locations if package is not None else None) or ()
-    return any((Path(folder) / OWN_DECODE).is_dir() for folder in folders)
 
 
 def _location(registered: Any) -> tuple[str, str] | None:

@@ -11,27 +11,29 @@ from vllm.config import VllmConfig
 from vllm.forward_context import get_forward_context, is_forward_context_available
 from vllm.models.muse_spark import MuseSparkForConditionalGeneration as StockModel
 
-from jitspark.runtime import specialized_decode_config
+from jitspark.runtime import AUTO, decode_backend
 
 
 class MuseSparkForConditionalGeneration(StockModel):  # type: ignore[misc] # vLLM is seen as Any
     """The backbone.
 
+    prepared: its plans and kernels, made first: where there are none, there is no instance of this class.
     specialized: its decode, set by `bind_decode` once the weights are final; None while (or where) everything is stock.
     """
 
     def __new__(cls, *, vllm_config: VllmConfig, prefix: str = "") -> Any:
-        if specialized_decode_config(vllm_config) is None:
+        prepared = _prepared(vllm_config)
+        if prepared is None:
             return StockModel(vllm_config=vllm_config, prefix=prefix)  # no instance of ours: __init__ is not called
-        return super().__new__(cls, vllm_config=vllm_config, prefix=prefix)
+        made = super().__new__(cls, vllm_config=vllm_config, prefix=prefix)
+        made.prepared = prepared
+        return made
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
-        from jitspark.models.worker import prepare_backbone, take_experts
+        from jitspark.models.worker import take_experts
 
-        prepared = prepare_backbone(vllm_config)
         super().__init__(vllm_config=vllm_config, prefix=prefix)
-        self.prepared = prepared
-        self.expert_shares = take_experts(self, prepared)
+        self.expert_shares = take_experts(self, self.prepared)
         self.specialized: Any = None
 
     def process_weights_after_loading(self) -> None:
@@ -73,3 +75,12 @@ class MuseSparkForConditionalGeneration(StockModel):  # type: ignore[misc] # vLL
             if logits is not None:
                 return logits
         return super().compute_logits(hidden_states)
+
+
+def _prepared(vllm_config: VllmConfig) -> Any:
+    """What the decode runtime has prepared, None for stock: then nothing of it is even imported."""
+    if decode_backend(vllm_config) == AUTO:
+        return None
+    from jitspark.models.worker import asked_of_us, prepare_backbone
+
+    return prepare_backbone(vllm_config) if asked_of_us(vllm_config) else None

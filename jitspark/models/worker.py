@@ -7,12 +7,15 @@ from vllm.config import VllmConfig
 from vllm.distributed import get_tp_group
 from vllm.platforms import current_platform
 
-from jitspark.runtime import DecodeConfig, options, specialized_decode_config
+from jitspark.errors import UsageError
+from jitspark.notice import say_once
+from jitspark.runtime import AUTO, options, specialized_decode_config
 from jitspark.runtime.backbone import BackboneDecode
 from jitspark.runtime.backbone_tensors import routed_experts
 from jitspark.runtime.expert_tp import ExpertShares
-from jitspark.runtime.prepared import Prepared, device_target, prepare
+from jitspark.runtime.prepared import Prepared, device_target, on_all_ranks, prepare
 from jitspark.runtime.ranks import RankGroup
+from jitspark.vllm_release import has_own_decode, unknown_release
 
 BLACKWELL_TARGETS = ("sm_100a", "sm_103a")
 
@@ -22,16 +25,38 @@ def ranks() -> RankGroup:
     return RankGroup.of_coordinator(get_tp_group())
 
 
-def prepare_backbone(vllm_config: VllmConfig) -> Prepared:
-    """Plans and kernels of this deployment's backbone, on all ranks. Raises as `prepared.prepare` does."""
+def prepare_backbone(vllm_config: VllmConfig) -> Prepared | None:
+    """Plans and kernels of this deployment's backbone, on all ranks; None, on all of them, for stock.
+
+    Raises what `specialized_decode_config` and `on_all_ranks` raise, UsageError in a vLLM that is not known.
+    """
+    _refuse_unknown_release()
     config = specialized_decode_config(vllm_config)
-    assert isinstance(config, DecodeConfig), "asked before"
-    group = ranks()
-    with group.together("GPU"):
+    if config is None:
+        return None
+    chosen = options.from_vllm_config(vllm_config)
+
+    def work(tell: Any) -> Prepared:
         capability = current_platform.get_device_capability()
-        accepted = options.from_vllm_config(vllm_config).targets or BLACKWELL_TARGETS
-        target = device_target((capability.major, capability.minor), accepted)
-    return prepare(vllm_config, config, target, group)
+        target = device_target((capability.major, capability.minor), chosen.targets or BLACKWELL_TARGETS)
+        return prepare(vllm_config, config, target, tell)
+
+    made = on_all_ranks(work, ranks(), chosen.on_error)
+    if made is None:
+        # the draft is built from the same config later: it must not run what the backbone does not
+        vllm_config.additional_config["decode_backend"] = AUTO
+    return made
+
+
+def asked_of_us(vllm_config: VllmConfig) -> bool:
+    """Whether a deployment that asks for the specialized decode wants this one, rather than vLLM's own."""
+    if not has_own_decode() or options.from_vllm_config(vllm_config).implementation == options.JITSPARK:
+        return True
+    say_once(
+        "The specialized decode of this vLLM itself runs, not jitspark's. To choose: "
+        f'{options.SECTION}["implementation"] = "jitspark", or VLLM_PLUGINS without jitspark.'
+    )
+    return False
 
 
 def take_experts(model: Any, prepared: Prepared) -> ExpertShares:
@@ -53,4 +78,15 @@ def bind_backbone(model: Any, vllm_config: VllmConfig, device: torch.device) -> 
             device,
             rank=group.rank,
             max_model_len=vllm_config.model_config.max_model_len,
+        )
+
+
+def _refuse_unknown_release() -> None:
+    unknown = unknown_release()
+    if unknown is not None:
+        raise UsageError(
+            where='additional_config["decode_backend"]',
+            found=unknown,
+            needed="a vLLM whose hooks are known",
+            remedy="Install that vLLM, or another jitspark, or leave decode_backend out.",
         )

@@ -7,14 +7,17 @@ missing while compiling is forbidden is one error that names all of it, before a
 import functools
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from jitspark import executor
+from jitspark.build import build_and_load, wanted_for
+from jitspark.geometry import Deployment
 from jitspark.key import Key
 from jitspark.loader import Kernel, Loader
 from jitspark.lookup import Lookup
 from jitspark.plan import Plan
 from jitspark.progress import Event
+from jitspark.registry import specializations
 from jitspark.settings import Settings
 
 logger = logging.getLogger("jitspark")
@@ -22,15 +25,35 @@ logger = logging.getLogger("jitspark")
 TELL_SECONDS = 5.0  # between two lines of a cold start
 
 
-def load_kernels(plans: Sequence[Plan], settings: Settings, warm_command: str | None = None) -> Mapping[Key, Kernel]:
-    """The kernels of `plans`, compiled where that is needed and allowed; the ranks of a node share that work.
+def load_deployment(
+    deployment: Deployment,
+    target: str,
+    settings: Settings,
+    warm_command: str,
+    tell: Callable[[Event], None] = lambda _: None,
+) -> Mapping[Key, Kernel]:
+    """All that a worker of this deployment can ask for, compiled where that is needed and allowed.
 
-    Raises what `executor.load_kernels` raises: MissingEntriesError names everything that is missing and `warm_command`.
+    The ranks of a node share that work; `tell` hears of it. Raises what `build.build_and_load` raises:
+    MissingEntriesError names everything that is missing, and `warm_command`.
+    """
+    wanted = wanted_for(specializations(deployment), [target])
+    lookup, loader = _process_cache(settings)
+    teller = _Teller(tell)
+    kernels = build_and_load(wanted, lookup, loader, settings, warm_command=warm_command, on_event=teller.hear)
+    logger.info("%s", teller.summary(len(kernels)))
+    return {item.key: kernel for item, kernel in zip(wanted, kernels, strict=True)}
+
+
+def load_kernels(plans: Sequence[Plan], settings: Settings, warm_command: str | None = None) -> Mapping[Key, Kernel]:
+    """The kernels of `plans`, most of which `load_deployment` has loaded already. Silent, unless it compiles.
+
+    Raises what `executor.load_kernels` raises.
     """
     teller = _Teller()
     lookup, loader = _process_cache(settings)
     kernels = executor.load_kernels(plans, lookup, loader, settings, warm_command=warm_command, on_event=teller.hear)
-    logger.info("%s", teller.summary(len(kernels)))
+    logger.log(logging.INFO if teller.compiled else logging.DEBUG, "%s", teller.summary(len(kernels)))
     return kernels
 
 
@@ -42,21 +65,23 @@ def _process_cache(settings: Settings) -> tuple[Lookup, Loader]:
 class _Teller:
     """Counts what is compiled, and says now and then what is compiled or waited for."""
 
-    def __init__(self) -> None:
+    def __init__(self, tell: Callable[[Event], None] = lambda _: None) -> None:
         self._started = self._last = time.perf_counter()
-        self._compiled: set[Key] = set()
+        self._tell = tell
+        self.compiled: set[Key] = set()
 
     def hear(self, event: Event) -> None:
+        self._tell(event)
         if event.kind == "compiled":
-            self._compiled.add(event.key)
+            self.compiled.add(event.key)
         now = time.perf_counter()
         if event.kind != "hit" and now - self._last >= TELL_SECONDS:
             self._last = now
-            logger.info("kernels: %d of %d missing ones; %s", event.done, event.total, _doing(event))
+            logger.info("kernels: %d of %d; %s", event.done, event.total, _doing(event))
 
     def summary(self, kernels: int) -> str:
         took = (time.perf_counter() - self._started) * 1e3
-        return f"kernels: {kernels - len(self._compiled)} hits, {len(self._compiled)} compiles, {took:.1f} ms"
+        return f"kernels: {kernels - len(self.compiled)} hits, {len(self.compiled)} compiles, {took:.1f} ms"
 
 
 def _doing(event: Event) -> str:

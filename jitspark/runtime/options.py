@@ -17,6 +17,7 @@ from jitspark.target import TARGETS
 
 SECTION = 'additional_config["jitspark"]'
 RAISE, STOCK = "raise", "stock"
+VLLM, JITSPARK = "vllm", "jitspark"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class Options:
     geometry: the built-in name or TOML path of a backbone to accept instead of Muse Spark Open; None likewise.
     providers: (part, provider) of the parts that are not left to `cute`.
     on_error: "raise" ends the start-up of a deployment that cannot be served, "stock" warns and runs stock.
+    implementation: whose specialized decode runs where vLLM brings one too; "vllm" is vLLM's own.
     settings: (field, value) of those fields of `Settings` that the deployment fixes.
     """
 
@@ -34,6 +36,7 @@ class Options:
     geometry: str | None = None
     providers: tuple[tuple[str, str], ...] = ()
     on_error: str = RAISE
+    implementation: str = VLLM
     settings: tuple[tuple[str, Any], ...] = ()
 
     def provider(self, part: str) -> str:
@@ -153,6 +156,7 @@ _OPTIONS: Mapping[str, Callable[[str, Any], Any]] = {
     "geometry": _text,
     "providers": _providers,
     "on_error": _choice(RAISE, STOCK),
+    "implementation": _choice(VLLM, JITSPARK),
 }
 # field by field what `Settings` holds, and what the environment variables accept
 _SETTINGS: Mapping[str, Callable[[str, Any], Any]] = {

@@ -1,61 +1,99 @@
-"""What a worker's backbone needs before its weights are loaded: plans, and the kernels that they name.
+"""What a worker's backbone needs before its weights are loaded: plans, and the kernels that the worker will ask for.
 
 Done first, so that what is missing ends a start in seconds. All ranks do it together: they have equal plans, or all
-end with the reason of the one that has not.
+end with the reason of the one that has not, or all of them run stock.
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jitspark.backbone_plan import decode_plan, logits_plan
-from jitspark.errors import TargetError
+from jitspark.errors import JitsparkError, RankError, TargetError
 from jitspark.geometry import DEFAULT_GEOMETRY, Deployment, deployment
 from jitspark.key import Key
 from jitspark.loader import Kernel
+from jitspark.notice import say_once
 from jitspark.plan import Plan
 from jitspark.plan_builder import Keys
+from jitspark.progress import Event
 from jitspark.runtime import DecodeConfig, options
-from jitspark.runtime.kernel_loading import load_kernels
+from jitspark.runtime.kernel_loading import load_deployment
 from jitspark.runtime.parts import CUTE
 from jitspark.runtime.ranks import RankGroup
 
 MAX_ROWS = 64  # of a decode step, and of one launch of the logits
+# A cold start compiles for minutes, and another node's may be slower; a rank that dies is noticed at once.
+PATIENCE = 1800.0
+STEP = "plans and kernels"
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """The plans of a backbone by rows, and their kernels by key."""
+    """The plans of a backbone by rows, and all kernels of its deployment by key."""
 
     deployment: Deployment
     decode: Mapping[int, Plan]
     logits: Mapping[int, Plan]
     kernels: Mapping[Key, Kernel]
 
+    @property
+    def digest(self) -> str:
+        """What must be equal on all ranks: the entries and the launches, in order."""
+        plans = (*self.decode.values(), *self.logits.values())
+        told = [(plan.stage, plan.rows, [(launch.name, str(launch.key)) for launch in plan.launches]) for plan in plans]
+        return hashlib.sha256(repr(told).encode()).hexdigest()[:16]
 
-def prepare(vllm_config: Any, config: DecodeConfig, target: str, ranks: RankGroup) -> Prepared:
-    """Make or read the plans, and load (or build) their kernels, on all ranks of the group.
 
-    Raises what keeps this rank from it, or RankError with another rank's reason.
+Tell = Callable[[Event], None]
+
+
+def on_all_ranks(work: Callable[[Tell], Prepared], ranks: RankGroup, on_error: str) -> Prepared | None:
+    """What `work` makes, on all ranks; None, on all of them, where one cannot and `on_error` says "stock".
+
+    `work` is handed a function to call now and then, which ends it when another rank has already failed. Raises this
+    rank's own error, or RankError with the reason of another one; RankError too for a rank that stays silent, whatever
+    `on_error` says: nobody knows what that one does.
+    """
+    patient = replace(ranks, patience=max(ranks.patience, PATIENCE))
+    listening = patient.listen()
+    made, error = None, None
+    try:
+        made = work(lambda _: _stop_with_the_others(listening.failure()))
+    except JitsparkError as problem:
+        error = problem
+    except BaseException as problem:
+        patient.failures(STEP, "", f"{type(problem).__name__}: {problem}", listening)
+        raise
+    failed = patient.failures(
+        STEP, "" if made is None else made.digest, None if error is None else str(error), listening
+    )
+    if not failed:
+        return made
+    rank, reason = _root(failed)
+    if on_error == options.STOCK:
+        say_once(f"Muse Spark runs vLLM's own decode (on_error): rank {rank}: {reason}")
+        return None
+    raise error if error is not None and rank == ranks.rank else _refusal(rank, reason)
+
+
+def prepare(vllm_config: Any, config: DecodeConfig, target: str, tell: Tell) -> Prepared:
+    """Make the plans and load, or build, the deployment's kernels.
+
+    Raises what making plans and `kernel_loading.load_deployment` raise.
     """
     chosen = options.from_vllm_config(vllm_config)
-    with ranks.together("plans"):
-        name = chosen.geometry or DEFAULT_GEOMETRY
-        served = deployment(name, config.tp)
-        providers, keys = dict(chosen.providers), Keys(target)
-        rows = decode_rows(config, vllm_config.scheduler_config.max_num_seqs)
-        decode = {count: decode_plan(served, count, target, providers=providers, keys=keys) for count in rows}
-        ours = chosen.provider("logits") == CUTE  # outside of the graph: what is stock's is simply left to it
-        logits = {
-            count: logits_plan(served, count, target, providers=providers, keys=keys)
-            for count in range(1, MAX_ROWS + 1)
-            if ours
-        }
-        plans = (*decode.values(), *logits.values())
-    with ranks.together("kernels", digest(plans)):
-        command = f"jitspark warm --geometry {name} --tp {config.tp} --target {target}"
-        kernels = load_kernels(plans, options.settings_for(vllm_config), command)
+    name = chosen.geometry or DEFAULT_GEOMETRY
+    served = deployment(name, config.tp)
+    providers, keys = dict(chosen.providers), Keys(target)
+    rows = decode_rows(config, vllm_config.scheduler_config.max_num_seqs)
+    decode = {count: decode_plan(served, count, target, providers=providers, keys=keys) for count in rows}
+    ours = chosen.provider("logits") == CUTE  # outside of the graph: what is stock's is simply left to it
+    counts = range(1, MAX_ROWS + 1) if ours else ()
+    logits = {count: logits_plan(served, count, target, providers=providers, keys=keys) for count in counts}
+    command = f"jitspark warm --geometry {name} --tp {config.tp} --target {target}"
+    kernels = load_deployment(served, target, options.settings_for(vllm_config), command, tell)
     return Prepared(served, decode, logits, kernels)
 
 
@@ -65,13 +103,7 @@ def decode_rows(config: DecodeConfig, max_num_seqs: int) -> tuple[int, ...]:
     return tuple(sorted(rows for rows in rounded if rows <= min(MAX_ROWS, max_num_seqs * config.q)))
 
 
-def digest(plans: Iterable[Plan]) -> str:
-    """What must be equal on all ranks: the entries and the launches, in order."""
-    told = [(plan.stage, plan.rows, [(launch.name, str(launch.key)) for launch in plan.launches]) for plan in plans]
-    return hashlib.sha256(repr(told).encode()).hexdigest()[:16]
-
-
-def device_target(capability: tuple[int, int], accepted: tuple[str, ...]) -> str:
+def device_target(capability: tuple[int, int], accepted: Iterable[str]) -> str:
     """The target of this rank's device. Raises TargetError for one that the deployment does not accept."""
     found = f"sm_{capability[0]}{capability[1]}a"
     if found not in accepted:
@@ -82,3 +114,26 @@ def device_target(capability: tuple[int, int], accepted: tuple[str, ...]) -> str
             remedy="Run all ranks on such GPUs, or opt in to others (targets).",
         )
     return found
+
+
+def _stop_with_the_others(failure: tuple[int, str] | None) -> None:
+    if failure is not None:
+        raise _refusal(*failure)
+
+
+def _refusal(rank: int, reason: str) -> RankError:
+    return RankError(
+        where=f"{_RELAYED}{rank}",
+        found=reason,
+        needed="every rank to have its plans and kernels",
+        remedy="Mend what that rank reports, and start all of them again.",
+    )
+
+
+_RELAYED = "rank "  # how a reason begins that a rank has only passed on
+
+
+def _root(failed: Mapping[int, str]) -> tuple[int, str]:
+    """The first rank that failed by itself."""
+    own = {rank: reason for rank, reason in failed.items() if not reason.startswith(_RELAYED)}
+    return next(iter((own or failed).items()))

@@ -8,6 +8,7 @@ device's own group. Nothing is pickled.
 
 import contextlib
 import json
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -79,6 +80,28 @@ class RankGroup:
                 self._words(step, "", _described(error))
             raise
 
+    def listen(self) -> "Listening":
+        """Hear the others' next words while this rank still works on its part. To be given to `failures` then."""
+        return Listening(self)
+
+    def failures(
+        self, step: str, digest: str, failure: str | None, listening: "Listening | None" = None
+    ) -> dict[int, str]:
+        """Why ranks cannot go on from here, by rank: equal on all of them, so they can decide alike what to do then.
+
+        A rank with another step or digest than rank 0's is among them. Raises RankError for silence: nobody knows then
+        what the others do.
+        """
+        words = self._words(step, digest, failure, listening)
+        failed = {rank: word["failure"] for rank, word in enumerate(words) if word["failure"] is not None}
+        first = (words[0]["step"], words[0]["digest"])
+        unlike = {
+            rank: f"{word['step']} {word['digest']}, where rank 0 has {first[0]} {first[1]}"
+            for rank, word in enumerate(words)
+            if (word["step"], word["digest"]) != first
+        }
+        return failed or unlike
+
     def swap(self, received: torch.Tensor, sent: torch.Tensor) -> None:
         """All to all in equal parts: row d of `sent` goes to rank d, row s of `received` comes from rank s. uint8.
 
@@ -104,7 +127,9 @@ class RankGroup:
                 what, f"that it ended: {_first_line(error)}", "all ranks to take part until its end"
             ) from error
 
-    def _words(self, step: str, digest: str, failure: str | None) -> list[dict[str, Any]]:
+    def _words(
+        self, step: str, digest: str, failure: str | None, listening: "Listening | None" = None
+    ) -> list[dict[str, Any]]:
         """What every rank says about this step, in rank order. Raises RankError for ranks that say nothing."""
         own = {"step": step, "digest": digest, "failure": failure}
         if self.size == 1:
@@ -112,18 +137,19 @@ class RankGroup:
         deadline = time.monotonic() + self.patience
         message = torch.frombuffer(bytearray(_encoded(own)), dtype=torch.uint8)
         peers = [rank for rank in range(self.size) if rank != self.rank]
-        heard = {rank: torch.empty_like(message) for rank in peers}
         silent: dict[int, str] = {}
-        works = []
-        for rank in peers:
-            works.append((rank, self._started(silent, rank, dist.isend, message, group_dst=rank)))
-            works.append((rank, self._started(silent, rank, dist.irecv, heard[rank], group_src=rank)))
+        heard = {rank: torch.empty_like(message) for rank in peers} if listening is None else {}
+        works = [(rank, self._started(silent, rank, dist.isend, message, group_dst=rank)) for rank in peers]
+        works += [(rank, self._started(silent, rank, dist.irecv, heard[rank], group_src=rank)) for rank in heard]
         for rank, work in works:
             if work is not None and rank not in silent:
                 self._waited(silent, rank, work, deadline)
+        words = {rank: _decoded(each) for rank, each in heard.items() if rank not in silent}
+        if listening is not None:
+            words = listening.words(deadline, silent)
         if silent:
             raise self._error(step, f"no word from {_listed(silent)}", "every rank to be alive and at this step")
-        return [own if rank == self.rank else _decoded(heard[rank]) for rank in range(self.size)]
+        return [words.get(rank, own) for rank in range(self.size)]
 
     def _started(self, silent: dict[int, str], rank: int, function: Any, message: torch.Tensor, **peer: int) -> Any:
         try:
@@ -145,6 +171,44 @@ class RankGroup:
             needed=needed,
             remedy="Look at that rank's own log, and start all of them again.",
         )
+
+
+class Listening:
+    """The next word of each other rank, waited for beside this rank's work. A thread each: asking gloo is waiting."""
+
+    def __init__(self, group: RankGroup) -> None:
+        self._words: dict[int, dict[str, Any]] = {}
+        self._silent: dict[int, str] = {}
+        self._threads = {
+            rank: threading.Thread(target=self._hear, args=(group, rank), daemon=True)
+            for rank in range(group.size)
+            if rank != group.rank
+        }
+        for thread in self._threads.values():
+            thread.start()
+
+    def failure(self) -> tuple[int, str] | None:
+        """A rank that has already said that it cannot go on, or has gone, and why; None as long as there is none."""
+        said = {rank: word["failure"] for rank, word in self._words.copy().items() if word["failure"] is not None}
+        return next(iter({**said, **self._silent}.items()), None)
+
+    def words(self, deadline: float, silent: dict[int, str]) -> dict[int, dict[str, Any]]:
+        """All words that came until `deadline`, by rank; the other ranks are added to `silent`."""
+        for rank, thread in self._threads.items():
+            thread.join(max(0.001, deadline - time.monotonic()))
+            if rank not in self._words:
+                silent.setdefault(rank, self._silent.get(rank, "it said nothing in time"))
+        return self._words
+
+    def _hear(self, group: RankGroup, rank: int) -> None:
+        buffer = torch.empty(WORD_BYTES, dtype=torch.uint8)
+        try:
+            work = dist.irecv(buffer, group=group.control, group_src=rank, tag=_TAG)
+            work.wait(timedelta(seconds=group.patience))
+        except RuntimeError as error:
+            self._silent[rank] = _first_line(error)
+        else:
+            self._words[rank] = _decoded(buffer)
 
 
 def _refuse_failures(step: str, words: Sequence[dict[str, Any]]) -> None:

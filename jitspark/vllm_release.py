@@ -1,0 +1,26 @@
+"""Which vLLM is installed, and whether it is one that the decode runtime knows. Imports nothing of it."""
+
+import importlib.metadata
+import importlib.util
+from pathlib import Path
+
+KNOWN = ("0.33.0",)
+# below vLLM's package, should it come to have a specialized decode of Muse Spark itself
+_OWN_DECODE = Path("models", "muse_spark", "nvidia", "specialized_decode")
+
+
+def unknown_release() -> str | None:
+    """Why the specialized decode cannot run in this vLLM, or None. A known one may carry a build's local label."""
+    try:
+        found = importlib.metadata.version("vllm")
+    except importlib.metadata.PackageNotFoundError:
+        return "no distribution of the name vllm is installed"
+    known = found.partition("+")[0] in KNOWN
+    return None if known else f"vLLM {found} is installed, and this jitspark knows {', '.join(KNOWN)}"
+
+
+def has_own_decode() -> bool:
+    """Whether this vLLM brings a specialized decode of Muse Spark itself."""
+    package = importlib.util.find_spec("vllm")
+    folders = (package.submodule_search_locations if package is not None else None) or ()
+    return any((Path(folder) / _OWN_DECODE).is_dir() for folder in folders)
