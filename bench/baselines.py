@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from bench import stock
 from jitspark.spec import Specialization
 
 Written = Mapping[str, torch.Tensor] | None  # outputs that are returned instead of written in place
@@ -18,10 +19,16 @@ Written = Mapping[str, torch.Tensor] | None  # outputs that are returned instead
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """`call` takes the kernel's arguments by name."""
+    """`call` takes the kernel's arguments by name.
+
+    writes: which outputs it makes, where that is not all of them. differing: which share of integer outputs may differ,
+    where a reciprocal is approximate.
+    """
 
     name: str
     call: Callable[[Mapping[str, Any]], Written]
+    writes: tuple[str, ...] | None = None
+    differing: float = 0.0
 
 
 def baselines(specialization: Specialization) -> list[Baseline]:
@@ -29,6 +36,8 @@ def baselines(specialization: Specialization) -> list[Baseline]:
     found = []
     if specialization.name == "skinny_gemm_bf16":
         found.append(_cublas(specialization))
+    if specialization.name == "router_gemm":
+        found.append(Baseline("cuBLAS FP32, activations widened", _mm_wide))
     if importlib.util.find_spec("triton"):
         found += _in_triton(specialization)
     if importlib.util.find_spec("vllm"):
@@ -44,6 +53,10 @@ def _cublas(specialization: Specialization) -> Baseline:
 
 def _mm(values: Mapping[str, Any]) -> None:
     torch.mm(values["activation"], values["weight"].t(), out=values["out"])
+
+
+def _mm_wide(values: Mapping[str, Any]) -> None:
+    torch.mm(values["activation"].float(), values["weight"].t(), out=values["logits"])
 
 
 def _mm_silu_mul(values: Mapping[str, Any]) -> None:
@@ -71,6 +84,10 @@ def _of_vllm(specialization: Specialization) -> list[Baseline]:
         "skinny_gemm_bf16": _vllm_silu_mul,
         "gated_residual_rmsnorm": _vllm_boundary,
         "qk_rmsnorm_rope_paged_kv_append": _vllm_append,
+        "router_gemm": _vllm_router,
+        "sigmoid_bias_topk_routing": _vllm_routing,
+        "rmsnorm_nvfp4_quantize": _vllm_quantize,
+        "expert_combine_rmsnorm": _vllm_combine,
     }
     maker = makers.get(specialization.name)
     try:
@@ -148,3 +165,75 @@ def _vllm_append(specialization: Specialization) -> Baseline | None:
         )
 
     return Baseline("vLLM fused_muse_spark_qknorm_rope_kv_insert", call)
+
+
+def _vllm_router(specialization: Specialization) -> Baseline | None:
+    """The shapes and numbers of tokens that the kernel is compiled for."""
+    axes = specialization.axes
+    if (axes["hidden_size"], axes["num_experts"]) != (8192, 256) or int(specialization.statics["max_tokens"]) > 32:
+        return None
+
+    def call(values: Mapping[str, Any]) -> None:
+        stock.router(values["activation"], values["weight"], values["logits"])()
+
+    stock.operators("fp32_router_gemm")
+    return Baseline("vLLM fp32_router_gemm", call)
+
+
+def _vllm_routing(specialization: Specialization) -> Baseline:
+    from vllm.models.muse_spark.common.ops.fused_routing import fused_musespark1x_routing
+
+    def call(values: Mapping[str, Any]) -> None:
+        padding = values.get("is_padding")
+        fused_musespark1x_routing(
+            values["logits"],
+            values["bias"],
+            specialization.axes["num_experts_per_tok"],
+            1.0,
+            router_score_division_eps=1e-15,
+            topk_weights=values["topk_weights"],
+            topk_ids=values["topk_ids"],
+            is_padding=None if padding is None else padding.view(torch.bool),
+        )
+
+    return Baseline("vLLM Triton routing, no schedule", call, writes=("topk_ids", "topk_weights"))
+
+
+def _vllm_quantize(_: Specialization) -> Baseline:
+    from vllm.models.muse_spark.nvidia.ops.prepare_trtllm_nvfp4 import norm_quant_trtllm_nvfp4
+
+    def call(values: Mapping[str, Any]) -> Written:
+        tokens = values["x"].shape[0]
+        codes, scales = norm_quant_trtllm_nvfp4(
+            values["x"], tokens, values["weight"], values["eps"], 1.0, values["global_scale"]
+        )
+        return {"codes": codes, "scales": scales}
+
+    return Baseline("vLLM Triton norm + quantize", call, differing=0.02)
+
+
+def _vllm_combine(specialization: Specialization) -> Baseline | None:
+    """Whole rows only; which rows there are is computed once for each set of ids, outside of what is timed."""
+    if specialization.axes["num_partials"] != 1:
+        return None
+    from vllm.models.muse_spark.common.ops.fused_finalize import fused_post_expert_finalize
+
+    places: dict[int, torch.Tensor] = {}
+
+    def call(values: Mapping[str, Any]) -> None:
+        ids = values["topk_ids"]
+        if ids.data_ptr() not in places:
+            numbers = torch.arange(ids.numel(), dtype=torch.int32, device=ids.device).view(ids.shape)
+            places[ids.data_ptr()] = torch.where(ids < 0, -1, numbers)
+        fused_post_expert_finalize(
+            values["rows"].flatten(0, 2),
+            values["weight"],
+            values["topk_weights"],
+            values["eps"],
+            gain_center=1.0,
+            weight_first=True,
+            out=values["out"],
+            permuted_idx=places[ids.data_ptr()],
+        )
+
+    return Baseline("vLLM Triton finalize", call)

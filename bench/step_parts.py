@@ -12,12 +12,12 @@ from jitspark.geometry import Deployment
 from jitspark.key import recipe_of
 from jitspark.registry import specializations
 from jitspark.spec import VAR, Specialization
+from kernel_specs.paged_gqa_verify_attention.spec import num_splits
 from kernel_specs.skinny_gemm_bf16.spec import projections
 
 CONTEXTS = (32768, 131072)
 WINDOW_CONTEXT = 32768
 DISTINCT = {8: (24, 40, 57), 16: (102,), 32: (163,), 64: (222,)}  # of 256 experts; uniform routing has the last one
-MULTIPROCESSORS = 132
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,16 +111,10 @@ def _attention(place: _Place) -> Iterator[dict[str, Any]]:
         sizes = {
             "context": context,
             "num_requests": requests,
-            "num_splits": num_splits(requests, key_value, window),
+            "num_splits": num_splits(requests, key_value, length, window),
         }
         name = f"attention, window {window}" if window else f"attention, context {context}"
         yield place.part(name, "attention", {"attention": attention, "combine": combine}, sizes, aim_us=aim)
-
-
-def num_splits(num_requests: int, num_kv_heads: int, window: int) -> int:
-    """As many splits as fill the multiprocessors once; a window has no more than 33 tiles of keys."""
-    fill = max(1, 128 // (num_requests * num_kv_heads))
-    return min(fill, 33) if window else fill
 
 
 def _experts(place: _Place) -> Iterator[dict[str, Any]]:
