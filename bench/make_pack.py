@@ -61,7 +61,7 @@ def _run(options: argparse.Namespace) -> int:
         "target": options.target,
         "launches": listed,
         "parts": parts,
-        "resources": resources(entries),
+        "resources": resources(entries, {item.recipe.digest: item.specialization for item in wanted}),
     }
     options.out.parent.mkdir(parents=True, exist_ok=True)
     write_pack(options.out, entries, json.dumps(manifest, indent=1, sort_keys=True).encode())

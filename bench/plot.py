@@ -23,7 +23,7 @@ LABELLED_BYTES = 1.5e6  # smaller launches crowd together at the left
 def draw(result: Mapping[str, Any], num_tokens: int, path: Path) -> None:
     """Achieved TB/s over bytes moved: ours, the fastest other, the roof, and the curve of a fixed launch cost."""
     rate = result["read_tb_per_s"]
-    chosen = [e for e in result["launches"] if e["launch"]["axes"]["num_tokens"] == num_tokens and OURS in e["timings"]]
+    chosen = [each for each in _named(result) if each["num_tokens"] == num_tokens and OURS in each["timings"]]
     figure, axes = plt.subplots(figsize=(11, 6.5))
     sizes = [10 ** (4.5 + 0.05 * i) for i in range(90)]
     axes.plot(sizes, [rate] * len(sizes), color="black", label=f"read of 2 GiB: {rate:.2f} TB/s")
@@ -43,6 +43,20 @@ def draw(result: Mapping[str, Any], num_tokens: int, path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
+def _named(result: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Single launches and parts of several, alike. One GEMM of the experts alone is left to the tables."""
+    launches = [
+        {**each, "name": each["launch"]["part"], "num_tokens": each["launch"]["axes"]["num_tokens"]}
+        for each in result["launches"]
+    ]
+    parts = [
+        {**each, "name": each["part"]["part"], "num_tokens": each["part"]["num_tokens"]}
+        for each in result.get("parts", [])
+        if not each["part"]["part"].endswith(" GEMM")
+    ]
+    return launches + parts
+
+
 def _points(axes: Any, chosen: Sequence[Mapping[str, Any]]) -> None:
     ours = [(each["moved_bytes"], _rate(each, each["timings"][OURS])) for each in chosen]
     others = [(each["moved_bytes"], _rate(each, best)) for each in chosen if (best := _fastest_other(each))]
@@ -50,7 +64,7 @@ def _points(axes: Any, chosen: Sequence[Mapping[str, Any]]) -> None:
     axes.scatter(*zip(*ours, strict=True), marker="o", color="tab:blue", label="jitspark") if ours else None
     for each, (size, rate) in zip(chosen, ours, strict=True):
         if size > LABELLED_BYTES:
-            axes.annotate(each["launch"]["part"], (size, rate), textcoords="offset points", xytext=(6, -10), fontsize=8)
+            axes.annotate(each["name"], (size, rate), textcoords="offset points", xytext=(6, -10), fontsize=8)
 
 
 def _fastest_other(each: Mapping[str, Any]) -> Mapping[str, Any] | None:

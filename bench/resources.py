@@ -1,16 +1,21 @@
-"""What a kernel takes of a multiprocessor, out of its machine code: registers and spills, for result files."""
+"""What a kernel takes of a multiprocessor: registers and spills by its machine code, shared memory by its tiling."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jitspark.machine_code import disassemble, disassembler
+from jitspark.spec import Specialization
 from jitspark.store import Entry
+from kernel_specs.primitives.grouped_tiling import GroupedTiling
+from kernel_specs.skinny_gemm_bf16.tiling import Tiling
+
+KV_BLOCK_BYTES = 4096  # of the paged attention's ring: 16 keys and values of one head
 
 
-def resources(entries: Sequence[Entry]) -> dict[str, Mapping[str, Any]]:
-    """By recipe: registers a thread, stack and local bytes a thread (spills show there), static shared bytes.
+def resources(entries: Sequence[Entry], specializations: Mapping[str, Specialization]) -> dict[str, Mapping[str, Any]]:
+    """By recipe: registers, stack and local bytes a thread (spills show there), shared bytes a block.
 
-    Empty where NVIDIA's disassembler is not installed.
+    `specializations` by recipe. Empty where NVIDIA's disassembler is not installed.
     """
     if disassembler() is None:
         return {}
@@ -21,6 +26,30 @@ def resources(entries: Sequence[Entry]) -> dict[str, Mapping[str, Any]]:
             "registers": code.registers,
             "stack_bytes": code.stack,
             "local_bytes": code.local,
-            "static_shared_bytes": code.shared,
+            "shared_bytes": code.shared + dynamic_shared_bytes(specializations[entry.key.recipe]),
         }
     return found
+
+
+def dynamic_shared_bytes(specialization: Specialization) -> int:
+    """What a launch asks for beside what the machine code declares, by the kernel's tiling; barriers left out."""
+    axes, statics = dict(specialization.axes), dict(specialization.statics)
+    sizes: dict[str, Any] = {**axes, **statics}
+    match specialization.name:
+        case "skinny_gemm_bf16":
+            names = Tiling.__dataclass_fields__
+            return Tiling(**{name: sizes[name] for name in names}).shared_bytes
+        case "bf16_grouped_gemm_swiglu":
+            return _grouped(sizes, sizes["moe_hidden_size"], sizes["intermediate_width"], 2)
+        case "bf16_grouped_gemm_partial":
+            return _grouped(sizes, sizes["intermediate_width"], sizes["moe_hidden_size"], 1)
+        case "paged_gqa_verify_attention":
+            return int(sizes["stages"] * sizes["tile_blocks"] * KV_BLOCK_BYTES)
+        case _:
+            return 0
+
+
+def _grouped(sizes: Mapping[str, Any], in_features: int, out_features: int, parts: int) -> int:
+    names = ("pass_rows", "tile_columns", "stages", "cta_tiles")
+    chosen = {name: sizes[name] for name in names}
+    return GroupedTiling(in_features=in_features, out_features=out_features, parts=parts, **chosen).shared_bytes

@@ -19,7 +19,84 @@ def markdown(result: Mapping[str, Any], name: str) -> str:
         f"Triton {about['triton']}, commit {about['commit'] or 'not recorded'}, {about['date']}. "
         f"A pure read of 2 GiB in the same run: {result['read_tb_per_s']:.3f} TB/s."
     )
-    return "\n\n".join([head, *_tables(result["launches"]), *_layers(result["layers"]), *_wrong(result["launches"])])
+    parts = result.get("parts", [])
+    sections = (
+        _parts(parts),
+        _tables(result["launches"]),
+        _layers(result["layers"]),
+        _resources(result),
+        _wrong([*parts, *result["launches"]]),
+    )
+    return "\n\n".join([head, *(text for section in sections for text in section)])
+
+
+def _parts(parts: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Parts of several launches, with every contender that ran and what this machine lacked."""
+    for tp, num_tokens in dict.fromkeys((each["part"]["tp"], each["part"]["num_tokens"]) for each in parts):
+        mine = [each for each in parts if (each["part"]["tp"], each["part"]["num_tokens"]) == (tp, num_tokens)]
+        rows = [_part_row(each) for each in mine if OURS in each["timings"]]
+        head = [
+            f"### Parts of the step, TP {tp}, M = {num_tokens}",
+            "",
+            "| part | MB | floor us | ours us (p10..p90) | TB/s | / floor | others us (/ ours) | aim us |",
+            "|---|---|---|---|---|---|---|---|",
+        ]
+        yield "\n".join([*head, *rows])
+
+
+def _part_row(each: Mapping[str, Any]) -> str:
+    ours, floor = each["timings"][OURS], each["floor_us"]
+    median = ours["median_us"]
+    others = [
+        f"{name} {timing['median_us']:.2f} ({timing['median_us'] / median:.2f})"
+        for name, timing in each["timings"].items()
+        if name != OURS
+    ]
+    others += [f"absent: {name.partition(' (')[0]}" for name in each["absent"]]
+    aim = _aim(each["aim_us"], median)
+    spread = f"{median:.2f} ({ours['p10_us']:.2f}..{ours['p90_us']:.2f})"
+    size = f"{each['moved_bytes'] / 1e6:.2f} | {floor:.2f}"
+    rate = each["moved_bytes"] / median / 1e6
+    ours_text = f"{spread} | {rate:.2f} | {median / floor:.2f}"
+    return f"| {each['part']['part']} | {size} | {ours_text} | {'; '.join(others)} | {aim} |"
+
+
+def _aim(aim_us: float | None, median: float) -> str:
+    return "" if aim_us is None else f"{aim_us:.2f} {'met' if median <= aim_us else '**missed**'}"
+
+
+def _resources(result: Mapping[str, Any]) -> Iterator[str]:
+    """What each kernel takes of a multiprocessor: the range over its artifacts in this run."""
+    resources = result.get("resources", {})
+    launches = [each["launch"] for each in result["launches"]]
+    launches += [launch for each in result.get("parts", []) for launch in each["part"]["launches"].values()]
+    by_kernel: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for launch in launches:
+        if launch["recipe"] in resources:
+            by_kernel.setdefault(launch["kernel"], {})[launch["recipe"]] = resources[launch["recipe"]]
+    if by_kernel:
+        head = [
+            "### What the kernels take",
+            "",
+            "From the machine code of the artifacts in this run; the smallest and the largest figure of each kernel.",
+            "",
+            "| kernel | artifacts | registers a thread | shared bytes a block | spilled bytes a thread |",
+            "|---|---|---|---|---|",
+        ]
+        rows = [_resource_row(kernel, list(took.values())) for kernel, took in sorted(by_kernel.items())]
+        yield "\n".join([*head, *rows])
+
+
+def _resource_row(kernel: str, took: Sequence[Mapping[str, Any]]) -> str:
+    registers = _span([each["registers"] for each in took])
+    shared = _span([each["shared_bytes"] for each in took])
+    spilled = _span([each["stack_bytes"] + each["local_bytes"] for each in took])
+    return f"| `{kernel}` | {len(took)} | {registers} | {shared} | {spilled} |"
+
+
+def _span(values: Sequence[int]) -> str:
+    low, high = min(values), max(values)
+    return str(low) if low == high else f"{low} to {high}"
 
 
 def _tables(launches: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -43,9 +120,7 @@ def _row(each: Mapping[str, Any]) -> str:
     others = {name: timing["median_us"] for name, timing in each["timings"].items() if name != OURS}
     best = min(others, key=lambda name: others[name], default=None)
     other = f"{best} | {others[best]:.2f} | {others[best] / median:.2f}" if best else "none here | |"
-    aim = (
-        "" if each["aim_us"] is None else f"{each['aim_us']:.2f} {'met' if median <= each['aim_us'] else '**missed**'}"
-    )
+    aim = _aim(each["aim_us"], median)
     spread = f"{median:.2f} ({ours['p10_us']:.2f}..{ours['p90_us']:.2f})"
     size = f"{each['moved_bytes'] / 1e6:.2f} | {floor:.2f}"
     warm = f"{each['warm_timings'][OURS]['median_us']:.2f}" if each["warm_timings"] else ""
@@ -69,14 +144,16 @@ def _layers(layers: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield "\n".join([*head, *columns, *rows])
 
 
-def _wrong(launches: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    found = [
-        f"* {each['launch']['part']}, M = {each['launch']['axes']['num_tokens']}, {who}: {why}"
-        for each in launches
-        for who, why in each["wrong"].items()
-    ]
+def _wrong(measured: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    found = [f"* {_place(each)}, {who}: {why}" for each in measured for who, why in each["wrong"].items()]
     if found:
         yield "\n".join(["Not timed, because the result was not the reference's:", "", *found])
+
+
+def _place(each: Mapping[str, Any]) -> str:
+    if "launch" in each:
+        return f"{each['launch']['part']}, M = {each['launch']['axes']['num_tokens']}"
+    return f"{each['part']['part']}, M = {each['part']['num_tokens']}"
 
 
 def replace_section(text: str, section: str) -> str:

@@ -120,7 +120,7 @@ def result(median=2.0, wrong=None):
         "commit": "abc",
         "date": "2026-11-30",
     }
-    launch = {"part": "qkv+gate", "tp": 8, "kernel": "k", "axes": {"num_tokens": 8}}
+    launch = {"part": "qkv+gate", "tp": 8, "kernel": "k", "recipe": "q", "axes": {"num_tokens": 8}}
     return {
         "about": about,
         "read_tb_per_s": 4.4,
@@ -194,3 +194,35 @@ def test_a_cache_without_the_entries_names_every_one_that_is_missing(tmp_path):
         load_kernels(tmp_path, [item.specialization for item in work], TARGET)
 
     assert len(caught.value.keys) == len({item.specialization.title() for item in work})
+
+
+def part_result(median=9.0, aim=8.0):
+    timing = {"p10_us": 8.9, "p90_us": 9.1, "launches": 10, "replays": 30}
+    launch = {"kernel": "k", "recipe": "r"}
+    return {
+        "part": {"part": "attention", "tp": 8, "num_tokens": 8, "launches": {"attention": launch}},
+        "moved_bytes": 18_000_000,
+        "floor_us": 4.5,
+        "aim_us": aim,
+        "timings": {"jitspark": {**timing, "median_us": median}, "FA3": {**timing, "median_us": 18.0}},
+        "wrong": {},
+        "absent": ["Marlin (no module named vllm)"],
+    }
+
+
+def test_a_part_names_every_contender_and_what_was_absent():
+    took = {"registers": 90, "stack_bytes": 0, "local_bytes": 8, "shared_bytes": 1024}
+    text = table.markdown({**result(), "parts": [part_result()], "resources": {"r": took}}, "x.json")
+
+    row = "| attention | 18.00 | 4.50 | 9.00 (8.90..9.10) | 2.00 | 2.00 | FA3 18.00 (2.00); absent: Marlin |"
+    assert f"{row} 8.00 **missed** |" in text
+    assert "| `k` | 1 | 90 | 1024 | 8 |" in text
+
+
+def test_shared_memory_follows_from_the_tiling():
+    from bench.resources import dynamic_shared_bytes
+
+    made = specializations(deployment("muse_spark_open", 8))
+    assert all(0 <= dynamic_shared_bytes(each) <= 227 * 1024 for each in made)
+    rings = {each.name for each in made if dynamic_shared_bytes(each) > 64 * 1024}
+    assert {"skinny_gemm_bf16", "paged_gqa_verify_attention", "bf16_grouped_gemm_swiglu"} <= rings
