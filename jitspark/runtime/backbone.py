@@ -1,7 +1,8 @@
 """The backbone's decode: its plans bound to vLLM's weights and caches, and the steps that they take over.
 
 One executor for each number of rows; they share an arena and the memory of their outputs, since steps never overlap.
-What a captured graph replays needs nothing from here. Refuses, when it is bound, what a config could not show.
+What a captured graph replays needs nothing from here. On a CPU the same plans run by their references. Refuses, when
+it is bound, what a config could not show.
 """
 
 import logging
@@ -10,9 +11,11 @@ from typing import Any
 
 import torch
 
+from jitspark.bound_plan import BoundPlan
 from jitspark.errors import UsageError
 from jitspark.executor import Executor
 from jitspark.plan import Kind, Plan
+from jitspark.reference_executor import ReferenceExecutor
 from jitspark.runtime import backbone_tensors
 from jitspark.runtime.expert_tp import ExpertShares
 from jitspark.runtime.logits import Logits
@@ -43,29 +46,23 @@ class BackboneDecode:
         self.captured_rows: list[int] = []
         plans = prepared.decode
         every = (*plans.values(), *prepared.logits.values())
-        weights = backbone_tensors.weights(every, model, shares, rank)
-        memory = _Outputs(plans, device)
-        arena = torch.zeros(max(plan.workspace_bytes for plan in plans.values()), dtype=torch.uint8, device=device)
-        self._executors = {
-            rows: Executor(
-                plan,
-                prepared.kernels,
-                {name: weights[name] for name in _names(plan, Kind.WEIGHT)},
-                device,
-                operations={("torch", "copy_embeddings"): self._copy_embeddings},
-                numbers={"rank": rank},
-                arena=arena,
-                outputs=memory.of(plan),
-                max_context=max_model_len,
-            )
-            for rows, plan in plans.items()
+        self._weights = backbone_tensors.weights(every, model, shares, rank)
+        self._bind: dict[str, Any] = {
+            "operations": {("torch", "copy_embeddings"): self._copy_embeddings},
+            "numbers": {"rank": rank},
+            "arena": torch.zeros(
+                max(plan.workspace_bytes for plan in plans.values()), dtype=torch.uint8, device=device
+            ),
+            "max_context": max_model_len,
         }
+        memory = _Outputs(plans, device)
+        self._executors = {rows: self._bound(plan, prepared, memory, device) for rows, plan in plans.items()}
         self._taps = [f"taps.{layer}" for layer in prepared.deployment.backbone.tap_layers]
         # stands for the embeddings in a step that gets token ids: those are embedded where they are copied
         self._no_embeddings = torch.zeros(
             max(plans), prepared.deployment.backbone.hidden_size, dtype=torch.bfloat16, device=device
         )
-        self._logits = Logits(prepared, weights, device) if prepared.logits else None
+        self._logits = Logits(prepared, self._weights, device) if prepared.logits else None
 
     def bind_kv_caches(self) -> None:
         """Bind what vLLM's attention layers hold now."""
@@ -128,6 +125,12 @@ class BackboneDecode:
             )
         launches = len(self._executors[rows[0]].plan.launches)
         logger.info("decode: %d full graphs run plans (%s rows), %d launches each", len(rows), _listed(rows), launches)
+
+    def _bound(self, plan: Plan, prepared: Prepared, memory: "_Outputs", device: torch.device) -> BoundPlan:
+        weights = {name: self._weights[name] for name in _names(plan, Kind.WEIGHT)}
+        if device.type == "cpu":
+            return ReferenceExecutor(plan, weights, device, outputs=memory.of(plan), **self._bind)
+        return Executor(plan, prepared.kernels, weights, device, outputs=memory.of(plan), **self._bind)
 
     def _common(self, step: DecodeStep, positions: torch.Tensor) -> dict[str, torch.Tensor]:
         tables = next(iter(step.layers.values()))

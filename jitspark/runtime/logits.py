@@ -4,14 +4,16 @@ vLLM calls it from Python in every step with as many rows as it samples. Nothing
 out when the worker started, and only the rows change.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from jitspark.bound_plan import BoundPlan
 from jitspark.executor import Executor
-from jitspark.plan import Kind, Plan, TensorArgument
+from jitspark.plan import Kind, Launch, Plan, ScalarArgument, TensorArgument
+from jitspark.reference_executor import ReferenceExecutor, reference_call
 from jitspark.runtime.prepared import Prepared
 
 Call = Callable[..., object]
@@ -26,16 +28,15 @@ class Logits:
     def __init__(self, prepared: Prepared, weights: Mapping[str, torch.Tensor], device: torch.device) -> None:
         plans = prepared.logits
         self._vocab_size = prepared.deployment.backbone.vocab_size
-        largest = plans[max(plans)]
-        self._weights = {each.name: weights[each.name] for each in largest.buffers if each.kind is Kind.WEIGHT}
-        example = torch.zeros(
-            largest.rows, prepared.deployment.backbone.hidden_size, dtype=torch.bfloat16, device=device
-        )
-        # bound once for its checks and its scratch memory
-        bound = Executor(largest, prepared.kernels, {**self._weights, "hidden": example}, device).tensors
-        self._scratch = {each.name: bound[each.name] for each in largest.buffers if each.kind is Kind.WORKSPACE}
-        self._steps = {rows: self._laid_out(plan, prepared) for rows, plan in plans.items()}
         self._device = device
+        largest = plans[max(plans)]
+        width = prepared.deployment.backbone.hidden_size
+        self._weights = {each.name: weights[each.name] for each in largest.buffers if each.kind is Kind.WEIGHT}
+        example = torch.zeros(largest.rows, width, dtype=torch.bfloat16, device=device)
+        # bound once for its checks and its scratch memory
+        bound = _bound(largest, prepared, {**self._weights, "hidden": example}, device).tensors
+        self._scratch = {each.name: bound[each.name] for each in largest.buffers if each.kind is Kind.WORKSPACE}
+        self._steps = {rows: tuple(self._steps_of(plan, prepared)) for rows, plan in plans.items()}
 
     def __call__(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
         steps = self._steps.get(len(hidden_states))
@@ -46,19 +47,34 @@ class Logits:
             step.launch({"hidden": hidden_states, "logits": out})
         return out
 
-    def _laid_out(self, plan: Plan, prepared: Prepared) -> tuple["_Step", ...]:
-        fixed = {**self._weights, **{name: memory[: plan.rows] for name, memory in self._scratch.items()}}
-        return tuple(
-            _Step(
-                prepared.kernels[launch.key].function,
-                tuple(
-                    fixed.get(a.buffer, a.buffer) if isinstance(a, TensorArgument) else a.value
-                    for a in launch.arguments
-                ),
-            )
-            for launch in plan.launches
-            if launch.key is not None
-        )
+    def _steps_of(self, plan: Plan, prepared: Prepared) -> Iterator["_Step"]:
+        rows = plan.rows
+        for launch in plan.launches:
+            call = _call(plan, launch, prepared, self._device)
+            yield _Step(call, tuple(self._argument(each, rows) for each in launch.arguments))
+
+    def _argument(self, argument: TensorArgument | ScalarArgument, rows: int) -> Any:
+        """A weight, the first rows of scratch memory, a number, or the name of one of the caller's tensors."""
+        if isinstance(argument, ScalarArgument):
+            return argument.value
+        name = argument.buffer
+        if name in self._scratch:
+            return self._scratch[name][:rows]
+        return self._weights.get(name, name)
+
+
+def _bound(plan: Plan, prepared: Prepared, given: Mapping[str, torch.Tensor], device: torch.device) -> BoundPlan:
+    if device.type == "cpu":
+        return ReferenceExecutor(plan, given, device)
+    return Executor(plan, prepared.kernels, given, device)
+
+
+def _call(plan: Plan, launch: Launch, prepared: Prepared, device: torch.device) -> Call:
+    if device.type == "cpu":
+        return reference_call(plan, launch, {})
+    assert launch.key is not None, launch.name
+    function: Call = prepared.kernels[launch.key].function
+    return function
 
 
 @dataclass(frozen=True, slots=True)
