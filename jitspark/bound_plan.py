@@ -110,6 +110,13 @@ class BoundPlan:
             call(*arguments)
             after(launch, arguments)
 
+    def launch(self, launch: Launch) -> Sequence[Any]:
+        """Run one launch of the plan alone, and return its arguments: for comparisons launch by launch."""
+        self._binding.require_complete()
+        arguments = self._slots[launch.name]
+        self._calls[launch.name](*arguments)
+        return arguments
+
     def _check_context(self) -> None:
         """Position tables have a row, and block tables room, for every token that a request may hold."""
         wanted, sizes = self._max_context or 0, self._binding.sizes

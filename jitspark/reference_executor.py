@@ -5,22 +5,28 @@ cache or a GPU.
 """
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
+from types import ModuleType
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from jitspark.bound_plan import BoundPlan, Call, Operations, operation_call
 from jitspark.errors import SpecError
-from jitspark.plan import Launch, Plan
+from jitspark.plan import Launch, Plan, TensorArgument
 from jitspark.plan_binding import Binding, SymmetricMemory, Tensors
 from jitspark.registry import kernel_names, load_spec, resolve
+
+Gather = Callable[[Tensor], Tensor]  # what every rank has in the place of this tensor, in rank order [tp, ...]
 
 
 class ReferenceExecutor(BoundPlan):
     """One plan on one device. `tensors`, by buffer name: weights, and inputs and KV caches, now or later.
 
     A launch of any provider runs the reference of its operation; `operations` serve those that are no kernel of ours.
+    `gather` brings what the ranks exchange; without it every rank has the same, as when all addresses are a rank's own.
     The other arguments are as `Executor` has them. Raises BindingError for whatever does not fit.
     """
 
@@ -31,19 +37,29 @@ class ReferenceExecutor(BoundPlan):
         device: torch.device | str = "cpu",
         *,
         operations: Operations | None = None,
+        gather: Gather | None = None,
         numbers: Mapping[str, float | int] | None = None,
         arena: torch.Tensor | None = None,
         outputs: Tensors | None = None,
         symmetric: SymmetricMemory | None = None,
         max_context: int | None = None,
     ) -> None:
-        calls = {launch.name: reference_call(plan, launch, operations or {}) for launch in plan.launches}
+        bring = gather or partial(_alike_on_all, plan.tp)
+        calls = {launch.name: reference_call(plan, launch, operations or {}, bring) for launch in plan.launches}
         binding = Binding(plan, device, numbers=numbers, arena=arena, symmetric=symmetric)
         super().__init__(binding, calls, max_context)
         self.bind({**tensors, **(outputs or {})})
 
 
-def reference_call(plan: Plan, launch: Launch, operations: Operations) -> Call:
+def argument_names(launch: Launch) -> list[str]:
+    """What its operation calls each argument; the buffer's own name where the operation is no kernel of ours."""
+    if launch.operation in kernel_names():
+        args = load_spec(launch.operation).args
+        return [arg.name for arg in args if arg.when is None or launch.statics[arg.when[0]] == arg.when[1]]
+    return [each.buffer if isinstance(each, TensorArgument) else "" for each in launch.arguments]
+
+
+def reference_call(plan: Plan, launch: Launch, operations: Operations, gather: Gather) -> Call:
     """The reference of a launch's operation, with its statics; of an operation without one, the provider's own.
 
     Raises BindingError when there is neither.
@@ -52,7 +68,8 @@ def reference_call(plan: Plan, launch: Launch, operations: Operations) -> Call:
         return operation_call(plan, launch, operations)
     module, name = resolve(launch.operation, load_spec(launch.operation).reference)
     try:
-        function: Call = getattr(importlib.import_module(module), name)
+        found = importlib.import_module(module)
+        function: Call = getattr(found, name)
     except (ImportError, AttributeError) as problem:
         raise SpecError(
             where=launch.operation,
@@ -60,4 +77,20 @@ def reference_call(plan: Plan, launch: Launch, operations: Operations) -> Call:
             needed="a reference",
             remedy=f"Mend kernel_specs/{launch.operation}/reference.py.",
         ) from problem
-    return partial(function, **launch.statics)
+    bound = partial(function, **launch.statics)
+    return _exchange(found, bound, argument_names(launch), gather) if hasattr(found, "deliver") else bound
+
+
+def _exchange(module: ModuleType, reference: Call, names: list[str], gather: Gather) -> Call:
+    """A reference that finds in its inboxes what the other ranks have sent."""
+
+    def call(*arguments: Any) -> None:
+        named = dict(zip(names, arguments, strict=True))
+        module.deliver(gather(named[module.PAYLOAD]), named)
+        reference(*arguments)
+
+    return call
+
+
+def _alike_on_all(ranks: int, tensor: Tensor) -> Tensor:
+    return tensor.expand(ranks, *tensor.shape)

@@ -39,7 +39,12 @@ def unpack(pack: Path, folder: Path) -> Path:
 
 
 def load_kernels(root: Path, specializations: Sequence[Specialization], target: str) -> Kernels:
-    """The kernels of `specializations` from the read-only cache root `root`.
+    """The kernels of `specializations` from the read-only cache root `root`. Raises what `load_keys` raises."""
+    return load_keys(root, [recipe_of(each, target).key for each in specializations])
+
+
+def load_keys(root: Path, keys: Sequence[Key]) -> Kernels:
+    """The kernels of `keys` from the read-only cache root `root`, each once.
 
     Raises MissingEntriesError that names every entry that is not there, CacheDirectoryError for an unusable root,
     and what `Loader.load` raises.
@@ -51,14 +56,14 @@ def load_kernels(root: Path, specializations: Sequence[Specialization], target: 
         )
     settings = replace(from_environment(), cache_dir=None, cache_path=(root,), compile="never")
     lookup = Lookup(settings, Roots((Layer(root, writable=False),), None))
-    keys = list(dict.fromkeys(recipe_of(each, target).key for each in specializations))
+    keys = list(dict.fromkeys(keys))
     found = {key: lookup.find(key) for key in keys}
     missing = [str(key) for key, entry in found.items() if entry is None]
     if missing:
         raise MissingEntriesError(
             where=str(root),
             found=f"{len(missing)} missing: {', '.join(missing)}",
-            needed="an entry for every case, built from these very sources",
+            needed="an entry for every key, built from these very sources",
             remedy="Make the pack again with bin/make-gpu-pack, from this checkout.",
             keys=tuple(missing),
         )
