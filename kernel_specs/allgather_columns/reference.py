@@ -1,16 +1,19 @@
 """What `allgather_columns` does: the shards of all ranks, side by side.
 
-The other ranks' shards come from the inbox, where `primitives.exchange_reference.deliver` (or a kernel) has put them.
+The other ranks' shards come from the inbox, where `deliver` (or a kernel) has put them.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from jitspark.spec import Specialization
 from kernel_specs.primitives import exchange_reference as exchange
+from kernel_specs.primitives.inbox import HALVES
 
+PAYLOAD, INBOXES = "shard", ("inbox",)
 SPECIAL = (0.0, -0.0, torch.inf, -torch.inf, 1e-38)
 
 
@@ -31,22 +34,32 @@ def allgather_columns(
     exchange.count(epochs, epochs.shape[1])
 
 
-def random_arguments(
+def deliver(every: Tensor, arguments: Mapping[str, Any]) -> None:
+    """Put every rank's `shard` [world, num_tokens, shard_size] into this rank's inbox."""
+    exchange.deliver(every, arguments["inbox"], arguments["epochs"], arguments["rank"])
+
+
+def random_world(
     specialization: Specialization, axes: Mapping[str, int], generator: torch.Generator
-) -> dict[str, Tensor | float | int]:
-    """Shards with special values here and there, and whole packets of zeros; all but this rank's wait in the inbox."""
+) -> tuple[dict[str, Any], Tensor]:
+    """Shards with special values here and there, and whole packets of zeros."""
     world_size, shape = axes["world_size"], (axes["num_tokens"], axes["shard_size"])
-    made: dict[str, Tensor | float | int] = exchange.draw_exchange(
-        axes["num_tokens"], axes["num_chunks"], world_size, generator
-    )
+    made = exchange.draw_exchange(axes["num_tokens"], axes["num_chunks"], world_size, generator)
     shards = torch.randn((world_size, *shape), generator=generator, device=generator.device)
     chosen = torch.randint(40, shards.shape, generator=generator, device=generator.device)
     for i, value in enumerate(SPECIAL):
         shards[chosen == i] = value
     shards[..., :8] = 0.0
-    parts = shards.bfloat16()
-    inbox = exchange.draw_inbox((world_size, 2, *shape), made["epochs"], parts, generator)
-    return made | {"shard": parts[0].clone(), "inbox": inbox}
+    inbox = torch.zeros((world_size, HALVES, *shape), dtype=torch.bfloat16, device=generator.device)
+    return made | {"inbox": inbox}, shards.bfloat16()
+
+
+def random_arguments(
+    specialization: Specialization, axes: Mapping[str, int], generator: torch.Generator
+) -> dict[str, Tensor | float | int]:
+    world = random_world(specialization, axes, generator)
+    made: dict[str, Tensor | float | int] = exchange.one_rank(*world, PAYLOAD, deliver, INBOXES)
+    return made
 
 
 wire = exchange.wiring({"peers": "inbox"})

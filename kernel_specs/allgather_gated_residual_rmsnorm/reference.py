@@ -1,6 +1,6 @@
 """What `allgather_gated_residual_rmsnorm` computes: shards side by side, then the boundary in float64.
 
-The other ranks' shards come from the inbox, where `primitives.exchange_reference.deliver` (or a kernel) has put them.
+The other ranks' shards come from the inbox, where `deliver` (or a kernel) has put them.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,9 @@ from torch import Tensor
 from jitspark.spec import Specialization
 from kernel_specs.gated_residual_rmsnorm import reference as boundary
 from kernel_specs.primitives import exchange_reference as exchange
-from kernel_specs.primitives.inbox import EPOCH_COLUMNS
+from kernel_specs.primitives.inbox import EPOCH_COLUMNS, HALVES
+
+PAYLOAD, INBOXES = "shard", ("inbox",)
 
 
 def allgather_gated_residual_rmsnorm(
@@ -35,18 +37,28 @@ def allgather_gated_residual_rmsnorm(
     boundary.gated_residual_rmsnorm(branch, *tensors, post_eps, eps, cluster=cluster, **statics)
 
 
+def deliver(every: Tensor, arguments: Mapping[str, Any]) -> None:
+    """Put every rank's `shard` [world, num_tokens, shard_size] into this rank's inbox."""
+    exchange.deliver(every, arguments["inbox"], arguments["epochs"], arguments["rank"])
+
+
+def random_world(
+    specialization: Specialization, axes: Mapping[str, int], generator: torch.Generator
+) -> tuple[dict[str, Any], Tensor]:
+    """The boundary's arguments, alike on all ranks, and every rank's columns of its branch."""
+    made: dict[str, Any] = dict(boundary.random_arguments(specialization, axes, generator))
+    shards = torch.stack(made.pop("branch").chunk(axes["world_size"], dim=-1))
+    made |= exchange.draw_exchange(axes["num_tokens"], EPOCH_COLUMNS, len(shards), generator)
+    shape = (len(shards), HALVES, *shards.shape[1:])
+    return made | {"inbox": torch.zeros(shape, dtype=torch.bfloat16, device=shards.device)}, shards
+
+
 def random_arguments(
     specialization: Specialization, axes: Mapping[str, int], generator: torch.Generator
 ) -> dict[str, Tensor | float | int]:
-    """The boundary's arguments, its branch cut into shards: all but this rank's wait in the inbox."""
-    made = boundary.random_arguments(specialization, axes, generator)
-    branch = made.pop("branch")
-    assert isinstance(branch, Tensor)
-    world_size, shape = axes["world_size"], (axes["num_tokens"], axes["shard_size"])
-    made |= exchange.draw_exchange(axes["num_tokens"], EPOCH_COLUMNS, world_size, generator)
-    shards = torch.stack(branch.chunk(world_size, dim=-1))
-    inbox = exchange.draw_inbox((world_size, 2, *shape), made["epochs"], shards, generator)
-    return made | {"shard": shards[0].clone(), "inbox": inbox}
+    world = random_world(specialization, axes, generator)
+    made: dict[str, Tensor | float | int] = exchange.one_rank(*world, PAYLOAD, deliver, INBOXES)
+    return made
 
 
 wire = exchange.wiring({"peers": "inbox"})

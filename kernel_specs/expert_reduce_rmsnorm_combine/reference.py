@@ -5,6 +5,7 @@ partial rows of this rank's tokens, and the results of all others.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +13,9 @@ from torch import Tensor
 from jitspark.spec import Specialization
 from kernel_specs.expert_combine_rmsnorm import reference as combine
 from kernel_specs.primitives import exchange_reference as exchange
-from kernel_specs.primitives.inbox import EPOCH_COLUMNS
+from kernel_specs.primitives.inbox import EPOCH_COLUMNS, HALVES
+
+PAYLOAD, INBOXES = "rows", ("row_inbox", "sum_inbox")
 
 
 def expert_reduce_rmsnorm_combine(  # noqa: PLR0917 - the kernel's arguments, in its order
@@ -35,37 +38,29 @@ def expert_reduce_rmsnorm_combine(  # noqa: PLR0917 - the kernel's arguments, in
     threads: int,
 ) -> None:
     """Empties both inboxes' halves, counts, and writes `out`."""
-    world_size, num_tokens = len(row_inbox), len(rows)
-    owned = own_results(rows, topk_ids, topk_weights, weight, row_inbox, epochs, rank, eps)
-    results = exchange.receive(padded(owned, sum_inbox.shape[2]), sum_inbox, epochs, rank)
-    exchange.count(epochs, cluster)
-    tokens = torch.arange(num_tokens, device=out.device)
-    out.copy_(results[tokens % world_size, tokens // world_size])
-
-
-def own_results(
-    rows: Tensor,
-    topk_ids: Tensor,
-    topk_weights: Tensor,
-    weight: Tensor,
-    row_inbox: Tensor,
-    epochs: Tensor,
-    rank: int,
-    eps: float,
-) -> Tensor:
-    """The results [tokens owned, moe_hidden_size] in BF16 of this rank's tokens; empties the inbox' half."""
     world_size = len(row_inbox)
     mine = slice(rank, None, world_size)
     ids = topk_ids[mine]
-    present = (ids >= 0)[..., None]
-    own = torch.where(present, rows[mine], torch.zeros_like(rows[mine]))
-    parts = exchange.receive(padded(own, row_inbox.shape[2]), row_inbox, epochs, rank)[:, : len(ids)]
-    total = parts[0].float()
-    for part in parts[1:]:
-        total = total + part.float()
-    result = torch.empty((len(ids), rows.shape[-1]), dtype=torch.bfloat16, device=rows.device)
-    combine.expert_combine_rmsnorm(total[None], ids, topk_weights[mine], weight, result, eps)
+    own = padded(present_rows(rows[mine], ids), row_inbox.shape[2])
+    parts = exchange.receive(own, row_inbox, epochs, rank)[:, : len(ids)]
+    owned = results_of(parts, ids, topk_weights[mine], weight, eps)
+    results = exchange.receive(padded(owned, sum_inbox.shape[2]), sum_inbox, epochs, rank)
+    exchange.count(epochs, cluster)
+    tokens = torch.arange(len(rows), device=out.device)
+    out.copy_(results[tokens % world_size, tokens // world_size])
+
+
+def results_of(parts: Tensor, ids: Tensor, topk_weights: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """BF16 [tokens, moe_hidden_size] from every rank's rows [world, tokens, slots, moe_hidden_size] in rank order."""
+    total = exchange.sum_in_rank_order(parts)
+    result = torch.empty((len(ids), parts.shape[-1]), dtype=torch.bfloat16, device=parts.device)
+    combine.expert_combine_rmsnorm(total[None], ids, topk_weights, weight, result, eps)
     return result
+
+
+def present_rows(rows: Tensor, ids: Tensor) -> Tensor:
+    """Zeros in place of the rows of ids -1."""
+    return rows.masked_fill((ids < 0)[..., None], 0.0)
 
 
 def padded(values: Tensor, places: int) -> Tensor:
@@ -75,33 +70,52 @@ def padded(values: Tensor, places: int) -> Tensor:
     return made
 
 
+def deliver(every: Tensor, arguments: Mapping[str, Any]) -> None:
+    """Put every rank's `rows` [world, num_tokens, slots, moe_hidden_size] of this rank's tokens into its row_inbox, and
+    what the owners of the others make of theirs into its sum_inbox.
+    """
+    rank, epochs, ids = arguments["rank"], arguments["epochs"], arguments["topk_ids"]
+    row_inbox, sum_inbox = arguments["row_inbox"], arguments["sum_inbox"]
+    world_size, places = row_inbox.shape[0], row_inbox.shape[2]
+    parts = present_rows(every, ids)
+    mine = slice(rank, None, world_size)
+    exchange.deliver(torch.stack([padded(each[mine], places) for each in parts]), row_inbox, epochs, rank)
+    unsent = torch.ones((places, ids.shape[1]), dtype=torch.bool, device=ids.device)
+    unsent[: len(ids[mine])] = ids[mine] < 0
+    unsent[: len(ids[mine]), 0] = False
+    row_inbox.masked_fill_(unsent[None, None, :, :, None], 0.0)
+    results = results_of(parts, ids, arguments["topk_weights"], arguments["weight"], arguments["eps"])
+    owned = [padded(results[source::world_size], places) for source in range(world_size)]
+    exchange.deliver(torch.stack(owned), sum_inbox, epochs, rank)
+    for source in range(world_size):  # places behind the last token stay empty
+        sum_inbox[(rank - source) % world_size, :, len(results[source::world_size]) :] = 0
+
+
+def random_world(
+    specialization: Specialization, axes: Mapping[str, int], generator: torch.Generator
+) -> tuple[dict[str, Any], Tensor]:
+    """Rows of all ranks as expert_combine_rmsnorm draws them, and everything else alike."""
+    world_size, places, device = axes["world_size"], axes["num_owned"], generator.device
+    made: dict[str, Any] = dict(
+        combine.random_arguments(specialization, {**axes, "num_partials": world_size}, generator)
+    )
+    every = made.pop("rows")
+    made |= exchange.draw_exchange(axes["num_tokens"], EPOCH_COLUMNS, world_size, generator)
+    tables = {name: made["peers"].clone() for name in ("row_peers", "sum_peers")}
+    del made["peers"]
+    inboxes = {
+        "row_inbox": torch.zeros((world_size, HALVES, places, *every.shape[2:]), dtype=every.dtype, device=device),
+        "sum_inbox": torch.zeros((world_size, HALVES, places, every.shape[-1]), dtype=torch.bfloat16, device=device),
+    }
+    return made | tables | inboxes, every
+
+
 def random_arguments(
     specialization: Specialization, axes: Mapping[str, int], generator: torch.Generator
 ) -> dict[str, Tensor | float | int]:
-    """Rows of all ranks as expert_combine_rmsnorm draws them; those of this rank's tokens wait in the inbox, and so
-    does what other owners would send: any rows.
-    """
-    world_size, num_tokens, places = axes["world_size"], axes["num_tokens"], axes["num_owned"]
-    made = combine.random_arguments(specialization, {**axes, "num_partials": world_size}, generator)
-    made |= exchange.draw_exchange(num_tokens, EPOCH_COLUMNS, world_size, generator)
-    rank, parts, ids = made["rank"], made.pop("rows"), made["topk_ids"]
-    assert isinstance(rank, int) and isinstance(parts, Tensor) and isinstance(ids, Tensor)
-    mine = slice(rank, None, world_size)
-    row_inbox = torch.zeros((world_size, 2, places, *parts.shape[2:]), dtype=parts.dtype, device=parts.device)
-    half = int(exchange.half_of(made["epochs"]))
-    sent = exchange.packets(parts[1:, mine].masked_fill((ids[mine] < 0)[..., None], 0.0))
-    sent[:, :, 1:] = sent[:, :, 1:].masked_fill((ids[mine] < 0)[:, 1:, None], 0.0)  # not sent at all
-    row_inbox[1:, half, : sent.shape[1]] = sent
-    sum_inbox = torch.zeros((world_size, 2, places, parts.shape[-1]), dtype=torch.bfloat16, device=parts.device)
-    for slot in range(1, world_size):
-        theirs = len(range((rank - slot) % world_size, num_tokens, world_size))
-        drawn = torch.randn((theirs, parts.shape[-1]), generator=generator, device=parts.device)
-        sum_inbox[slot, half, :theirs] = exchange.packets(drawn.bfloat16())
-    del made["peers"]
-    tables = {
-        name: torch.zeros(world_size, dtype=torch.int64, device=parts.device) for name in ("row_peers", "sum_peers")
-    }
-    return made | tables | {"rows": parts[0].clone(), "row_inbox": row_inbox, "sum_inbox": sum_inbox}
+    world = random_world(specialization, axes, generator)
+    made: dict[str, Tensor | float | int] = exchange.one_rank(*world, PAYLOAD, deliver, INBOXES)
+    return made
 
 
 wire = exchange.wiring({"row_peers": "row_inbox", "sum_peers": "sum_inbox"})

@@ -1,8 +1,8 @@
 """The exchanges' references: inboxes as the kernels fill and empty them (`inbox`), in torch, on CPU or GPU.
 
-A reference takes what the other ranks sent from its inbox, as a kernel does. `deliver` puts it there: from payloads of
-all ranks at hand, or over a torch.distributed group (`deliver_over`), which is how the reference executor runs a world
-of processes over gloo, and how ranks that cannot map each other's memory exchange.
+A reference takes what the other ranks sent from its inbox, as a kernel does. Its module's `deliver(every, arguments)`
+puts it there, `every` being the argument named PAYLOAD of all ranks, [world, ...] in rank order, and `arguments` this
+rank's by name. So a world of processes runs references over any torch.distributed group: gather, deliver, call.
 """
 
 from collections.abc import Callable, Mapping
@@ -50,12 +50,23 @@ def count(epochs: Tensor, columns: int) -> None:
     epochs[:, :columns] += 1
 
 
-def draw_inbox(shape: tuple[int, ...], epochs: Tensor, payloads: Tensor, generator: torch.Generator) -> Tensor:
-    """An inbox in which all other ranks' packets wait: slot 0 is this rank's own, and empty."""
-    inbox = torch.zeros(shape, dtype=payloads.dtype, device=generator.device)
-    half = int(half_of(epochs))
-    inbox[1:, half] = packets(payloads[1:])
-    return inbox
+def sum_in_rank_order(parts: Tensor) -> Tensor:
+    """FP32, one addition after the other: a documented rounding point, and bit for bit what the kernels do."""
+    total = parts[0].float()
+    for part in parts[1:]:
+        total = total + part.float()
+    return total
+
+
+def one_rank(
+    common: Mapping[str, Any], every: Tensor, payload: str, deliver: Callable[..., None], inboxes: tuple[str, ...]
+) -> dict[str, Any]:
+    """Arguments for a kernel alone: what the other ranks send waits in its inboxes, its own is still to be sent."""
+    made = {**common, payload: every[common["rank"]].clone()}
+    deliver(every, made)
+    for name in inboxes:
+        made[name][0] = 0
+    return made
 
 
 def draw_exchange(num_rows: int, columns: int, world_size: int, generator: torch.Generator) -> dict[str, Any]:
