@@ -7,6 +7,7 @@ import pytest
 
 from jitspark import doctor, toolchain
 from jitspark.cli.app import app
+from jitspark.doctor import caches, machine
 from jitspark.gpus import Gpu, Machine
 from jitspark.lock import Lock
 from jitspark.settings import Settings
@@ -54,7 +55,7 @@ def test_what_only_compiling_needs_fails_only_where_compiling_is_wanted(settings
 
 
 def test_an_old_python_fails(settings, monkeypatch):
-    monkeypatch.setattr(doctor, "MINIMUM_PYTHON", (4, 0))
+    monkeypatch.setattr(machine, "MINIMUM_PYTHON", (4, 0))
 
     assert status_of("Python", settings)[0] == "FAIL"
 
@@ -73,19 +74,19 @@ def test_a_file_that_is_no_library_fails(settings, tmp_path):
 
 
 def test_a_missing_symbol_fails_and_is_named(settings, monkeypatch):
-    monkeypatch.setattr(doctor, "NEEDED_SYMBOLS", ("TVMFFIEnvGetStream", "_cudaFromTomorrow"))
+    monkeypatch.setattr(machine, "NEEDED_SYMBOLS", ("TVMFFIEnvGetStream", "_cudaFromTomorrow"))
 
     assert status_of("symbols", settings) == ("FAIL", "no _cudaFromTomorrow")
 
 
 def test_no_driver_is_a_note(settings, monkeypatch):
-    monkeypatch.setattr(doctor, "find_gpus", lambda: Machine(None, ()))
+    monkeypatch.setattr(machine, "find_gpus", lambda: Machine(None, ()))
 
     assert status_of("driver", settings)[0] == "NOTE"
 
 
 def test_a_driver_and_its_gpus_are_told(settings, monkeypatch):
-    monkeypatch.setattr(doctor, "find_gpus", lambda: Machine("570.1", (Gpu("H", (9, 0)), Gpu("A", (8, 0)))))
+    monkeypatch.setattr(machine, "find_gpus", lambda: Machine("570.1", (Gpu("H", (9, 0)), Gpu("A", (8, 0)))))
 
     status, text = status_of("driver", settings)
     assert status == "PASS"
@@ -111,7 +112,7 @@ def test_a_root_that_cannot_be_made_fails_unless_nothing_need_be_written(setting
 
 
 def test_a_full_disk_fails(settings, monkeypatch):
-    monkeypatch.setattr(doctor, "NEEDED_BYTES", 2**62)
+    monkeypatch.setattr(caches, "NEEDED_BYTES", 2**62)
 
     assert status_of("free space", settings)[0] == "FAIL"
 
@@ -129,7 +130,7 @@ def test_a_rename_over_a_folder_fails(settings, monkeypatch):
 
 
 def test_a_memory_file_that_is_not_sealed_fails(settings, monkeypatch):
-    monkeypatch.setattr(doctor, "sealed_memory_file", lambda _, content: unsealed(content))
+    monkeypatch.setattr(machine, "sealed_memory_file", lambda _, content: unsealed(content))
 
     assert status_of("memory files", settings)[0] == "FAIL"
 
