@@ -11,7 +11,7 @@ checked for its digest, its version and its form; whether it makes sense is for 
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -34,7 +34,16 @@ from jitspark.plan import (
 MAX_PLAN_BYTES = 16 * 1024 * 1024
 
 _LINES = (b'{"digest":', b'"frame":', b'"keys":', b'"plan":')
-_HEADER = ("geometry", "tp", "query_length", "rows", "target", "host", "workspace_bytes", "symmetric_bytes")
+_HEADER = {
+    "geometry": str,
+    "tp": int,
+    "query_length": int,
+    "rows": int,
+    "target": str,
+    "host": str,
+    "workspace_bytes": int,
+    "symmetric_bytes": int,
+}
 _LAUNCH = ("name", "part", "provider", "operation", "triggers_early")  # the same for any number of rows
 _BUFFER = ("name", "kind", "dtype", "strides", "of")
 # whose shapes depend on the number of rows, or who have a place in an arena
@@ -152,6 +161,8 @@ class PlanReader:
 def _frame(body: Mapping[str, Any]) -> Frame:
     sources = [WeightSource(**row) for row in body["sources"]]
     table = body["buffers"]
+    _require(str, table["name"], table["dtype"], *(body["launches"][name] for name in _LAUNCH[:-1]))
+    _require(bool, body["launches"]["triggers_early"])
     rows = _rows(*(table[name] for name in (*_BUFFER, "source", "shape")))
     buffers = tuple(
         Buffer(name, Kind(kind), tuple(shape or ()), dtype, _tuple(strides), 0, of, _at(sources, source))
@@ -181,11 +192,12 @@ def _frame(body: Mapping[str, Any]) -> Frame:
 
 def _argument(row: Sequence[Any], buffers: Sequence[Buffer]) -> Argument:
     if len(row) == 2:
+        _require(str, row[1:])
         return ScalarArgument(_number(row[0]), row[1])
     buffer, role, early, _ = row
-    if buffer < 0:
-        raise IndexError("a place below 0")
-    return TensorArgument(buffers[buffer].name, role, early)
+    _require(str, [role])
+    _require(bool, [early])
+    return TensorArgument(_at(buffers, buffer).name, role, early)
 
 
 def _plan(frame: Frame, own: Mapping[str, Any], keys: Sequence[Key]) -> Plan:
@@ -194,6 +206,9 @@ def _plan(frame: Frame, own: Mapping[str, Any], keys: Sequence[Key]) -> Plan:
         buffers[index] = replace(buffers[index], shape=tuple(shape), offset=offset)
     statics = [MappingProxyType({name: _number(item) for name, item in row.items()}) for row in own["statics"]]
     chosen = [_at(statics, index) for index in own["launch_statics"]]
+    for name, kind in _HEADER.items():
+        _require(kind, [own[name]])
+    _require(str, own["providers"].values())
     names, parts, providers, operations, triggers = frame.columns
     served = [_at(keys, index) for index in own["keys"]]
     arguments = _seen(frame, [tuple(shape) for shape in own["views"]])
@@ -255,6 +270,13 @@ def _key(text: str) -> Key:
     return Key(target, host, kernel, recipe)
 
 
+def _require(kind: type, *columns: Iterable[Any]) -> None:
+    for column in columns:
+        for item in column:
+            if type(item) is not kind:
+                raise TypeError(f"{item!r:.40} is no {kind.__name__}")
+
+
 def _rows(*columns: Sequence[Any]) -> "zip[tuple[Any, ...]]":
     return zip(*columns, strict=True)
 
@@ -263,8 +285,8 @@ def _at(items: Sequence[Any], index: int | None) -> Any:
     """The item at a place, or None for no place."""
     if index is None:
         return None
-    if index < 0:
-        raise IndexError("a place below 0")
+    if type(index) is not int or index < 0:
+        raise IndexError(f"the place {index!r:.40}")
     return items[index]
 
 
@@ -272,9 +294,12 @@ def _tuple(items: Sequence[Any] | None) -> tuple[Any, ...] | None:
     return None if items is None else tuple(items)
 
 
-def _number(value: Any) -> Any:
+def _number(value: Any) -> bool | int | float | str:
     """Canonical JSON writes floats by their exact value."""
-    return float.fromhex(value["float"]) if isinstance(value, dict) else value
+    made = float.fromhex(value["float"]) if isinstance(value, dict) else value
+    if not isinstance(made, (bool, int, float, str)):
+        raise TypeError(f"{value!r:.40} is no number")
+    return made
 
 
 def _error(where: str, found: str, needed: str) -> PlanError:

@@ -1,4 +1,4 @@
-"""`jitspark warm`: build every entry that a deployment asks for, and say what that took."""
+"""`jitspark warm`: build every entry that a deployment asks for, store its plans, and say what that took."""
 
 import signal
 import time
@@ -14,6 +14,7 @@ from cache_tools.table import table
 from jitspark.build import Report, build, note_uses
 from jitspark.cli.progress_display import shown_progress
 from jitspark.cli.selection import Selection, wanted_by
+from jitspark.cli.warm_plans import warm_plans
 from jitspark.errors import CacheDirectoryError, JitsparkError
 from jitspark.lookup import Lookup, Roots
 from jitspark.progress import Wanted
@@ -30,8 +31,9 @@ class Options:
 
 
 def warm(selection: Selection, options: Options, settings: Settings) -> JitsparkError | None:
-    """Build and print the closing table. Returns the first error of the kernels that failed, all of which are said.
+    """Build, store plans and print the closing table. Returns the first error of the kernels that failed.
 
+    All of them are said, and then there are no plans.
     With `options.as_json` the one object is on standard output, all else on standard error.
     """
     started = time.perf_counter()
@@ -43,7 +45,11 @@ def warm(selection: Selection, options: Options, settings: Settings) -> Jitspark
         say(f"failed: {error_text(error)}")
     for line in _table(wanted, report):
         write(line)
+    plans = None if errors else warm_plans(selection, settings)
+    if plans is not None:
+        write(plans.line())
     summary = _summary(selection, wanted, report, time.perf_counter() - started, settings)
+    summary |= {} if plans is None else {"plans": {"made": plans.made, "found": plans.found, "missing": plans.missing}}
     counts = ", ".join(f"{summary[name]} {name}" for name in ("entries", "compiled", "hits", "failed"))
     write(f"{counts} in {summary['seconds']:.2f} s; cache directory {summary['cache_dir']}")
     if options.as_json:
