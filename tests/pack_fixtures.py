@@ -7,13 +7,20 @@ import sys
 import tarfile
 from pathlib import Path
 
+import pytest
 import zstandard
 from stub_cache import fill, other_toolchain, sha256, wanted
 
 from cache_tools.compression import compressed
 from cache_tools.manifest import ListedFile, Manifest, manifest_from_bytes, merkle_root
+from cache_tools.pack import pack
+from cache_tools.signing import ANY
+from cache_tools.unpack import unpack as unpack_trusting
+from jitspark.errors import PackError
+from jitspark.store import Layer
 
 ROOT = Path(__file__).resolve().parents[1]
+RUNTIME = "runtime-v1/cu13/libcute_dsl_runtime.so"
 
 
 def make_keys(folder, name="key"):
@@ -96,3 +103,42 @@ def replace_size(member, size):
     changed = tarfile.TarInfo(member.name)
     changed.size, changed.mode = size, member.mode
     return changed
+
+
+@pytest.fixture(scope="module")
+def entries(tmp_path_factory, templates):
+    """Three entries of two kernels."""
+    return filled(tmp_path_factory.mktemp("cache") / "root", templates, 2, 1)
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory, entries):
+    file = tmp_path_factory.mktemp("pack") / "good.tar.zst"
+    pack(file, entries)
+    return file
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory, packed):
+    """A pack as it was before there were manifests: a plain tar of the entries."""
+    return write_tar(tmp_path_factory.mktemp("plain") / "plain.tar", members_of(packed)[1:])
+
+
+@pytest.fixture
+def layer(tmp_path):
+    (tmp_path / "root").mkdir()
+    return Layer(tmp_path / "root", writable=True)
+
+
+def unpack(file, layer):
+    """New and kept entries of a pack that nobody signed."""
+    done = unpack_trusting(file, layer, ANY)
+    return done.new, done.kept
+
+
+def refused(file, layer):
+    """The refusal's text; the cache has been left as it was."""
+    with pytest.raises(PackError) as refusal:
+        unpack(file, layer)
+    assert not everything_below(layer.root)
+    return str(refusal.value)

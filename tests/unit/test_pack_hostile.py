@@ -11,71 +11,21 @@ import stub_cache
 import zstandard
 from pack_fixtures import (
     compress,
-    everything_below,
     listed_as_they_are,
     members_of,
+    refused,
     replace_size,
     tar_of,
+    unpack,
     write_pack,
     write_tar,
 )
 
 from cache_tools.compression import TRAILER_BYTES
 from cache_tools.manifest import Manifest, manifest_from_bytes, merkle_root
-from cache_tools.pack import pack
-from cache_tools.signing import ANY
-from cache_tools.unpack import unpack as unpack_trusting
-from jitspark.errors import PackError
 from jitspark.record import MAX_RECORD_BYTES
-from jitspark.store import Layer
 
-SKIPPED = b"\x50\x2a\x4d\x18" + (40).to_bytes(4, "little") + b"jitspark"
-RUNTIME = "runtime-v1/cu13/libcute_dsl_runtime.so"
-
-
-@pytest.fixture(scope="module")
-def templates(tmp_path_factory):
-    return stub_cache.make_templates(tmp_path_factory.mktemp("templates"))
-
-
-@pytest.fixture(scope="module")
-def entries(tmp_path_factory, templates):
-    """Three entries of two kernels."""
-    items = [*stub_cache.wanted(2), *stub_cache.wanted(1, kernel="other")]
-    root = tmp_path_factory.mktemp("cache") / "root"
-    return stub_cache.fill(root, items, templates, stub_cache.other_toolchain())
-
-
-@pytest.fixture(scope="module")
-def packed(tmp_path_factory, entries):
-    file = tmp_path_factory.mktemp("pack") / "good.tar.zst"
-    pack(file, entries)
-    return file
-
-
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory, packed):
-    """A pack as it was before there were manifests: a plain tar of the entries."""
-    return write_tar(tmp_path_factory.mktemp("plain") / "plain.tar", members_of(packed)[1:])
-
-
-@pytest.fixture
-def layer(tmp_path):
-    (tmp_path / "root").mkdir()
-    return Layer(tmp_path / "root", writable=True)
-
-
-def unpack(file, layer):
-    done = unpack_trusting(file, layer, ANY)
-    return done.new, done.kept
-
-
-def refused(file, layer):
-    """The refusal's text; the cache has been left as it was."""
-    with pytest.raises(PackError) as refusal:
-        unpack(file, layer)
-    assert not everything_below(layer.root)
-    return str(refusal.value)
+SKIPPED = b"\x50\x2a\x4d\x18" + (40).to_bytes(4, "little") + b"jitspark"  # a frame that readers skip
 
 
 def changed(**attributes):
