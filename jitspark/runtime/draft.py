@@ -150,7 +150,7 @@ def _refuse_compiled(compilation_mode: Any) -> None:
     if compilation_mode != CompilationMode.NONE:
         raise UsageError(
             where="compilation_config.mode",
-            found=str(compilation_mode),
+            found=compilation_mode.name,
             needed="NONE: a compiled draft would trace the calls of its plans",
             remedy="Leave the mode to vLLM, or run stock (decode_backend auto).",
         )

@@ -7,6 +7,7 @@ are put in its place.
 import importlib.metadata
 import json
 import os
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -28,6 +29,7 @@ VISION = {
     "merge_size": 2,
     "pos_emb_height": 16,
     "pos_emb_width": 16,
+    "layer_norm_eps": 1e-5,
     "rope_parameters": {"rope_type": "axial", "rope_theta": 10000.0},
 }
 AUDIO = {
@@ -38,6 +40,8 @@ AUDIO = {
     "hidden_sizes": [64, 64],
     "num_hidden_layers": 2,
     "conv_kernel_size": 7,
+    "mlp_ratio": 2,
+    "rms_norm_eps": 1e-5,
 }
 
 
@@ -85,7 +89,7 @@ def draft(text, layers, taps):
     }
 
 
-def vllm_config(folder, text, *, tp, max_model_len, draft_layers, taps, options=None):
+def vllm_config(folder, text, *, tp, max_model_len, draft_layers, taps, options=None, draft_fields=None):
     """The VllmConfig of a model with this text config and its draft. Takes seconds: vLLM inspects model classes."""
     from vllm.config import (
         CacheConfig,
@@ -98,7 +102,8 @@ def vllm_config(folder, text, *, tp, max_model_len, draft_layers, taps, options=
         VllmConfig,
     )
 
-    for name, content in (("target", target(text)), ("draft", draft(text, draft_layers, taps))):
+    drafted = {**draft(text, draft_layers, taps), **(draft_fields or {})}
+    for name, content in (("target", target(text)), ("draft", drafted)):
         (folder / name).mkdir()
         (folder / name / "config.json").write_text(json.dumps(content), encoding="utf-8")
     files = {"model": str(folder / "target"), "tokenizer": str(folder / "target"), "skip_tokenizer_init": True}
@@ -161,12 +166,11 @@ def muse_spark_open(tmp_path_factory):
     )
 
 
-@pytest.fixture(scope="session")
-def tiny(tmp_path_factory):
-    """A backbone of four layers, as transformers writes its config, on Hopper at TP 1."""
+def tiny_text():
+    """The text config of a backbone of four layers, as transformers writes it."""
     from transformers.models.muse_spark.configuration_muse_spark import MuseSparkTextConfig
 
-    text = MuseSparkTextConfig(
+    return MuseSparkTextConfig(
         hidden_size=512,
         intermediate_size=1024,
         num_hidden_layers=4,
@@ -184,13 +188,51 @@ def tiny(tmp_path_factory):
         output_multiplier=0.5,
         final_logit_softcapping=30.0,
         sliding_window=64,
-    )
-    return vllm_config(
-        tmp_path_factory.mktemp("tiny"),
-        text.to_dict(),
-        tp=1,
-        max_model_len=1024,
-        draft_layers=2,
-        taps=(0, 2, 3),
-        options={"targets": ["sm_90a"], "geometry": "tiny"},
-    )
+    ).to_dict()
+
+
+TINY = {"tp": 1, "max_model_len": 1024, "draft_layers": 2, "taps": (0, 2, 3)}
+ON_HOPPER = {"targets": ["sm_90a"], "geometry": "tiny"}
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory):
+    """A backbone of four layers on Hopper at TP 1."""
+    return vllm_config(tmp_path_factory.mktemp("tiny"), tiny_text(), **TINY, options=ON_HOPPER)
+
+
+@pytest.fixture(scope="session")
+def tiny_draft(tmp_path_factory):
+    """The same with a draft that the kernels serve. Tests that change it change it back."""
+    import draft_models
+
+    folder = tmp_path_factory.mktemp("tiny_draft")
+    return vllm_config(folder, tiny_text(), **TINY, options=ON_HOPPER, draft_fields=draft_models.CONFIG)
+
+
+@pytest.fixture(scope="session")
+def one_rank(tiny_draft):
+    """vLLM on a CPU, its groups made of one rank."""
+    import vllm.platforms
+    from vllm.config import set_current_vllm_config
+    from vllm.distributed import init_distributed_environment, initialize_model_parallel
+    from vllm.distributed.parallel_state import model_parallel_is_initialized
+    from vllm.platforms.cpu import CpuPlatform
+
+    before, cpu = vllm.platforms.current_platform, CpuPlatform()
+    vllm.platforms._current_platform = cpu
+    _replace_platform(before, cpu)
+    if not model_parallel_is_initialized():
+        with set_current_vllm_config(tiny_draft):
+            init_distributed_environment(1, 0, "tcp://127.0.0.1:0", 0, "gloo")
+            initialize_model_parallel(1)
+    yield
+    vllm.platforms._current_platform = before
+    _replace_platform(cpu, before)
+
+
+def _replace_platform(old, new):
+    """Where modules have taken the platform by name."""
+    for module in list(sys.modules.values()):
+        if module is not None and vars(module).get("current_platform") is old:
+            module.current_platform = new
