@@ -1,25 +1,26 @@
 """The plans of a DSpark draft: its forward over query rows, and the keys and values of the rows that it takes over.
 
 The draft rounds where the backbone does not: its stream before each norm, and what a post norm makes before it is
-blended. Embedding is outside, as is the sampling loop. Weights are named as in vLLM's draft model.
+blended. Several ranks exchange inside the kernels: the residual boundaries behind o_proj and down, and fc's columns.
+Embedding is outside, as is the sampling loop. Weights are named as in vLLM's draft model.
 """
 
 from collections.abc import Mapping
 
 from jitspark import backbone_weights as weights
 from jitspark.attention_launches import AttentionLaunches
+from jitspark.exchange_launches import exchange_control, exchange_memory, gather_columns
 from jitspark.geometry import Deployment, Draft
 from jitspark.plan import Kind, Plan, Stage
 from jitspark.plan import WeightSource as Source
 from jitspark.plan_builder import Given, Header, Keys, PlanBuilder, Weight
+from kernel_specs.allreduce_gated_residual_rmsnorm import spec as allreduce_gated_residual_rmsnorm
 from kernel_specs.context_kv_precompute_append import spec as context_kv_precompute_append
 from kernel_specs.context_rmsnorm import spec as context_rmsnorm
 from kernel_specs.gated_residual_rmsnorm import spec as gated_residual_rmsnorm
 from kernel_specs.grouped_skinny_gemm_bf16 import spec as grouped_skinny_gemm_bf16
 from kernel_specs.rmsnorm import spec as rmsnorm
 from kernel_specs.skinny_gemm_bf16 import spec as skinny_gemm_bf16
-
-LOCAL = "local"  # an exchange that stays on this rank, for a bench
 
 NORM, PROJECTION, ATTENTION, EXCHANGE = "boundary_norm", "projection", "attention", "all_reduce"
 
@@ -31,7 +32,6 @@ def draft_plan(
     *,
     rope: bool | None = None,
     providers: Mapping[str, str] | None = None,
-    exchange: str = LOCAL,
     keys: Keys | None = None,
 ) -> Plan:
     """The draft's forward for `rows` query rows: from their embeddings to the final norm's output.
@@ -41,7 +41,7 @@ def draft_plan(
     """
     draft = deployment.draft
     header = _header(Stage.DRAFT, deployment, draft.num_speculative_tokens, rows, target, providers)
-    step = _Forward(deployment, PlanBuilder(header, keys), exchange, rope=uses_rope(draft) if rope is None else rope)
+    step = _Forward(deployment, PlanBuilder(header, keys), rope=uses_rope(draft) if rope is None else rope)
     step.begin()
     for layer in range(draft.num_hidden_layers):
         step.attention(layer)
@@ -57,7 +57,6 @@ def context_plan(
     rope: bool | None = None,
     from_taps: bool = False,
     providers: Mapping[str, str] | None = None,
-    exchange: str = LOCAL,
     keys: Keys | None = None,
 ) -> Plan:
     """Keys and values of `rows` context rows in the cache of every draft layer.
@@ -65,7 +64,6 @@ def context_plan(
     They start from `context` [rows, hidden_size], what fc makes of the tapped streams; with `from_taps` fc is part of
     the plan, which starts from `taps` [rows, fc_width], the streams side by side. Raises SpecError as `draft_plan`.
     """
-    assert exchange == LOCAL, exchange
     draft = deployment.draft
     header = _header(Stage.DRAFT_CONTEXT, deployment, deployment.query_length, rows, target, providers)
     builder = PlanBuilder(header, keys)
@@ -100,8 +98,7 @@ def _combine(builder: PlanBuilder, deployment: Deployment) -> None:
     served = skinny_gemm_bf16.serving(fc, rows)
     builder.launch("fc", PROJECTION, served, {"activation": "taps", "weight": weight, "out": out})
     if tp > 1:
-        whole = builder.buffer("context", Kind.WORKSPACE, (rows, draft.hidden_size), "bfloat16")
-        builder.glue("fc.gather", EXCHANGE, "allgather_columns", shard=(out, "in"), out=(whole, "out"))
+        gather_columns(builder, "fc.gather", "fc", out, "context", draft.hidden_size, tp)
 
 
 def _project_context(builder: PlanBuilder, deployment: Deployment) -> None:
@@ -158,9 +155,8 @@ def stacked_key_values() -> Weight:
 class _Forward:
     """The draft's forward under way: `stream` is the residual stream, and buffers of one name serve all layers."""
 
-    def __init__(self, deployment: Deployment, builder: PlanBuilder, exchange: str, *, rope: bool) -> None:
-        assert exchange == LOCAL, exchange
-        self.draft, self.builder, self.rope = deployment.draft, builder, rope
+    def __init__(self, deployment: Deployment, builder: PlanBuilder, *, rope: bool) -> None:
+        self.draft, self.builder, self.rope, self.tp = deployment.draft, builder, rope, deployment.tp
         self.rows = builder.header.rows
         self.projections = skinny_gemm_bf16.projections(deployment)
         length = builder.header.query_length
@@ -211,10 +207,8 @@ class _Forward:
         )
 
     def _boundary(self, layer: int, kind: str, weight: Weight, out: str) -> None:
-        """Behind the branch `attn` or `ffn`. All norms of the draft are centred alike, its final one too."""
-        post_norm = "weightless" if kind == "attn" else "input_scale"
+        """Behind the branch `attn` or `ffn`, summed over the ranks. All norms are centred alike, the final one too."""
         given: dict[str, Given] = {
-            "branch": "attention_branch" if kind == "attn" else "ffn_branch",
             "stream": "stream",
             "alpha": weights.gate(layer, kind, "alpha"),
             "beta": weights.gate(layer, kind, "beta"),
@@ -225,6 +219,12 @@ class _Forward:
         }
         if kind == "ffn":
             given["post_weight"] = weights.norm(layer, "post_ffn_norm")
-        boundary = gated_residual_rmsnorm.boundary_of("draft", post_norm)
-        served = gated_residual_rmsnorm.serving(self.draft.hidden_size, self.rows, boundary)
-        self.builder.launch(f"layers.{layer}.post_{kind}", NORM, served, given)
+        name, branch = f"layers.{layer}.post_{kind}", "attention_branch" if kind == "attn" else "ffn_branch"
+        boundary = gated_residual_rmsnorm.boundary_of("draft", "weightless" if kind == "attn" else "input_scale")
+        if self.tp == 1:
+            served = gated_residual_rmsnorm.serving(self.draft.hidden_size, self.rows, boundary)
+            self.builder.launch(name, NORM, served, {"branch": branch, **given})
+            return
+        memory = exchange_memory(f"post_{kind}") | exchange_control(f"post_{kind}")
+        served = allreduce_gated_residual_rmsnorm.serving(self.draft.hidden_size, self.rows, self.tp, boundary)
+        self.builder.launch(name, EXCHANGE, served, {"partial": branch, **given, **memory})
