@@ -5,7 +5,7 @@ gloo carries the winners of the shards. Refused is whatever would sample other t
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -19,9 +19,8 @@ from jitspark.bound_plan import BoundPlan
 from jitspark.errors import UsageError
 from jitspark.geometry import MAX_REQUESTS
 from jitspark.runtime.markov_launches import bound_plans, check_progress
+from jitspark.runtime.markov_reference import ReferenceLoop
 from jitspark.runtime.ranks import RankGroup
-from kernel_specs.markov_gumbel_sampling.reference import rounded_product, sample_steps
-from kernel_specs.markov_gumbel_sampling.spec import STEP_INPUTS
 
 REFUSAL = "The Muse Spark specialized decode runs the fused DSpark Markov loop, which does not run here: "
 
@@ -90,15 +89,15 @@ class MarkovSampler:
     """
 
     def __init__(self, model: Any, num_steps: int, max_requests: int, ranks: RankGroup) -> None:
-        self._num_steps, self._max_requests, self._ranks = num_steps, max_requests, ranks
-        self._lm_head: torch.Tensor = model.lm_head.weight
-        self._head = model.model.markov_head
-        self._first_token: int = model.lm_head.shard_indices.org_vocab_start_index
-        self._multiplier, self._soft_cap = model.output_logit_transform_params()
-        self._plans: Mapping[int, BoundPlan] = {}
+        self._num_steps, self._max_requests = num_steps, max_requests
+        self._dtype: torch.dtype = model.lm_head.weight.dtype
+        self._loops: Mapping[int, Callable[..., None]] = {}
         self._exchange: torch.Tensor | None = None
-        if self._lm_head.device.type == "cuda":
-            self._plans, self._exchange = bound_plans(model, num_steps, max_requests, ranks)
+        if model.lm_head.weight.device.type == "cuda":
+            plans, self._exchange = bound_plans(model, num_steps, max_requests, ranks)
+            self._loops = {requests: _run_of(plan) for requests, plan in plans.items()}
+        else:
+            self._loops = dict.fromkeys(range(1, max_requests + 1), _reference_loop(model, ranks).run)
 
     def sample(
         self,
@@ -127,7 +126,7 @@ class MarkovSampler:
             requests = min(num_reqs - first, self._max_requests)
             samples = slice(first * steps, (first + requests) * steps)
             step = {
-                "hidden": head_hidden.index_select(0, sample_indices[samples]).to(self._lm_head.dtype),
+                "hidden": head_hidden.index_select(0, sample_indices[samples]).to(self._dtype),
                 "input_ids": input_ids,
                 "anchor_idx": anchor_idx[first : first + requests],
                 "sample_idx_mapping": sample_idx_mapping[samples].view(requests, steps),
@@ -137,48 +136,30 @@ class MarkovSampler:
                 "draft_tokens": draft_tokens[first : first + requests],
                 "draft_logits": draft_logits,
             }
-            if self._exchange is not None:
-                self._plans[requests].run(step)
-            else:
-                self._sample_by_reference(**step)
+            self._loops[requests](**step)
 
     def check_progress(self) -> None:
         """Raise RankError when a launch once gave up waiting for its own CTAs. Synchronises."""
         if self._exchange is not None:
             check_progress(self._exchange)
 
-    def _sample_by_reference(
-        self, hidden: torch.Tensor, draft_tokens: torch.Tensor, draft_logits: torch.Tensor, **step: torch.Tensor
-    ) -> None:
-        """The same on a CPU, over all ranks."""
-        requests, vocab_rows = len(draft_tokens), self._lm_head.shape[0]
-        base_logits = rounded_product(hidden, self._lm_head).view(requests, self._num_steps, vocab_rows)
-        inputs: dict[str, Any] = {name: step[name] for name in STEP_INPUTS}
-        sample_steps(
-            base_logits,
-            self._head.markov_w1.weight,
-            self._head.markov_w2.weight,
-            **inputs,
-            draft_tokens=draft_tokens,
-            draft_logits=draft_logits,
-            first_token=self._first_token,
-            multiplier=self._multiplier,
-            soft_cap=self._soft_cap,
-            exchange=self._winners,
-        )
-        self._share_logits(draft_logits, step["sample_idx_mapping"], vocab_rows)
 
-    def _winners(self, values: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """The tokens whose values are largest over all ranks; shards are in rank order, so ties go to the lowest."""
-        every = self._ranks.gather(values)
-        return self._ranks.gather(tokens).gather(0, every.argmax(dim=0, keepdim=True))[0]
+def _run_of(plan: BoundPlan) -> Callable[..., None]:
+    return lambda **step: plan.run(step)
 
-    def _share_logits(self, draft_logits: torch.Tensor, states: torch.Tensor, vocab_rows: int) -> None:
-        """Have every rank's columns of the live requests' rows."""
-        live = states[states[:, 0] >= 0, 0]
-        own = draft_logits[live, :, self._first_token : self._first_token + vocab_rows]
-        shards = self._ranks.gather(own.contiguous().view(torch.int16)).view(torch.bfloat16)
-        draft_logits[live] = torch.cat(tuple(shards), dim=-1)
+
+def _reference_loop(model: Any, ranks: RankGroup) -> ReferenceLoop:
+    head = model.model.markov_head
+    multiplier, soft_cap = model.output_logit_transform_params()
+    return ReferenceLoop(
+        model.lm_head.weight.data,
+        head.markov_w1.weight.data,
+        head.markov_w2.weight.data,
+        model.lm_head.shard_indices.org_vocab_start_index,
+        multiplier,
+        soft_cap,
+        ranks,
+    )
 
 
 def _sampling_reason(draft_topk: int | None, *, watermarked: bool, fp64: bool, from_anchor: bool) -> str | None:
