@@ -9,7 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import kubernetes_validate
 import pytest
+import yaml
 from shipping_fixtures import UID, unprivileged
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -136,6 +138,26 @@ def test_the_dockerfile_runs_stage_by_stage(tmp_path):
 def test_a_script_is_one(script):
     assert subprocess.run(["sh", "-n", script], check=False).returncode == 0
     assert os.access(script, os.X_OK)
+
+
+@pytest.mark.parametrize("file", sorted((EXAMPLES / "kubernetes").glob("*.yaml")), ids=lambda path: path.stem)
+class TestKubernetes:
+    """Against the schemas of the API, field by field; the oldest version that a file names, and a later one."""
+
+    @pytest.mark.parametrize("version", ["1.33", "1.34"])
+    def test_takes_every_object(self, file, version):
+        objects = list(yaml.safe_load_all(file.read_text(encoding="utf-8")))
+
+        assert objects
+        for each in objects:
+            kubernetes_validate.validate(each, version, strict=True)
+
+    def test_would_notice_a_misspelt_field(self, file):
+        (each,) = yaml.safe_load_all(file.read_text(encoding="utf-8"))
+        each["spec"]["containers"][0]["volumeMounts"][0]["readonly"] = True
+
+        with pytest.raises(kubernetes_validate.ValidationError, match="readonly"):
+            kubernetes_validate.validate(each, "1.33", strict=True)
 
 
 def test_examples_name_only_variables_that_exist_and_keep_the_cache_read_only():
