@@ -18,8 +18,24 @@ from kernel_specs.skinny_gemm_bf16.tiling import BLOCK_COLUMNS, MAX_STAGES, MAX_
 if TYPE_CHECKING:  # cases are checked where no geometry library is installed
     from jitspark.geometry import Deployment
 
-CTAS = 128  # in one launch: nearly one a multiprocessor
-RING_BYTES = 96 * 1024  # two launches fit on a multiprocessor, so that the next one loads ahead
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What measured best for so many tokens (NOTES.md): taller tiles, since every tile reads all activations."""
+
+    tile_rows: int
+    ctas: int  # at least, in one launch
+    row_warps: int
+    column_warps: int
+    ring_bytes: int = 96 * 1024  # two launches fit on a multiprocessor, so that the next one loads ahead
+
+
+CUTS = {
+    8: Cut(32, 128, row_warps=1, column_warps=4),
+    16: Cut(32, 128, row_warps=1, column_warps=4),
+    32: Cut(64, 128, row_warps=2, column_warps=2),
+    64: Cut(64, 80, row_warps=2, column_warps=4, ring_bytes=160 * 1024),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,34 +57,32 @@ class GroupedProjection:
         }
 
     def tiling(self, num_tokens: int) -> Tiling:
-        """Taller tiles for more tokens, since every tile reads all activations of its group."""
+        """How a launch for `num_tokens` (1 to 64) tokens is cut."""
         max_tokens = next(size for size in MAX_TOKENS if size >= num_tokens)
-        few = max_tokens <= 16
-        rows = self.groups * self.group_rows
-        tile_rows = 32 if few else 64
-        split = self._split(rows // tile_rows)
+        cut, rows = CUTS[max_tokens], self.groups * self.group_rows
+        split = self._split(rows // cut.tile_rows, cut.ctas)
         columns = self.in_features // split
-        tile_columns = 128 if few and columns % 128 == 0 else BLOCK_COLUMNS
+        tile_columns = 128 if max_tokens <= 16 and columns % 128 == 0 else BLOCK_COLUMNS
         chunks = columns // tile_columns
-        column_warps = min(4, chunks)
-        stages = min(chunks, MAX_STAGES, RING_BYTES // (2 * tile_columns * (tile_rows + max_tokens)))
+        column_warps = min(cut.column_warps, chunks)
+        stages = min(chunks, MAX_STAGES, cut.ring_bytes // (2 * tile_columns * (cut.tile_rows + max_tokens)))
         return Tiling(
             weight_rows=rows,
             out_features=rows,
             in_features=self.in_features,
             max_tokens=max_tokens,
-            tile_rows=tile_rows,
+            tile_rows=cut.tile_rows,
             tile_columns=tile_columns,
             split=split,
-            row_warps=1 if few else 2,
+            row_warps=cut.row_warps,
             column_warps=column_warps,
             stages=stages if stages == chunks else stages // column_warps * column_warps,
         )
 
-    def _split(self, row_tiles: int) -> int:
-        """The smallest split of K that makes enough CTAs, or the largest that leaves whole blocks."""
+    def _split(self, row_tiles: int, ctas: int) -> int:
+        """The smallest split of K that makes so many CTAs, or the largest that leaves whole blocks."""
         possible = [split for split in SPLITS if self.in_features % (split * BLOCK_COLUMNS) == 0]
-        return next((split for split in possible if row_tiles * split >= CTAS), possible[-1])
+        return next((split for split in possible if row_tiles * split >= ctas), possible[-1])
 
     def specialize(self, num_tokens: int) -> Specialization:
         """What serves `num_tokens` (1 to 64) tokens, and every smaller number too."""
