@@ -65,6 +65,34 @@ def warm(
 
 
 @app.command()
+def plan(
+    tp: Annotated[int, typer.Option("--tp", metavar="N", help="The deployment's TP size.")],
+    rows: Annotated[int, typer.Option("--m", metavar="ROWS", help="The rows of the step.")] = 8,
+    stage: Annotated[str, typer.Option(help="decode, logits, draft, draft_context or markov.")] = "decode",
+    target: Annotated[str, typer.Option(help="The GPU target; without it this machine's, else sm_100a.")] = "",
+    *,
+    geometry: Geometry = DEFAULT_GEOMETRY,
+    launches: Annotated[bool, typer.Option("--launches", help="Each launch, not those alike together.")] = False,
+    context: Annotated[int, typer.Option("--ctx", min=1, help="Keys of each request.")] = 32768,
+    distinct: Annotated[
+        float | None, typer.Option("--distinct-experts", min=0, help="Experts that the rows go to; else as by chance.")
+    ] = None,
+    rate: Annotated[float, typer.Option(min=0.001, help="TB/s of the floor; the default is an H200's.")] = 4.42,
+    draw: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw it: .svg, .png or .pdf.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Show a step as data: its launches with their keys, bytes and floors."""
+    from jitspark.cli.show_plan import View, show_plan
+    from jitspark.plan_costs import Workload
+    from jitspark.planning import Served
+
+    with errors_as_json(as_json):
+        chosen = parse_targets(target, say)[0]
+        view = View(Workload(context, distinct, rate * 1e12), launches, as_json, draw)
+        show_plan(Served(geometry, tp, chosen, {}), stage, rows, from_environment(), view)
+
+
+@app.command()
 def explain(
     name: Annotated[str, typer.Argument(metavar="KEY|KERNEL")],
     tp: Annotated[str, typer.Option("--tp", metavar="N[,N]", help="Of a kernel: for these TP sizes, else all.")] = "",
