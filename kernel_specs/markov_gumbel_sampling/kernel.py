@@ -24,8 +24,8 @@ from kernel_specs.markov_gumbel_sampling.tiling import (
 from kernel_specs.primitives import candidates, gumbel_noise, mma
 from kernel_specs.primitives.candidate_words import TOKEN_BITS
 from kernel_specs.primitives.grouped_gemm import bulk_copy
+from kernel_specs.primitives.reduce import pairwise_sum
 
-CHAINS = 4  # sums of a row block in turn, so that products need not wait for each other
 ITEM = 4
 DRAFT_SALT = 1 << 30  # keeps the draft's noise apart from the target's; vLLM's choice
 LINE_BYTES = 128
@@ -47,6 +47,8 @@ def markov_gumbel_sampling(
     assert exchange_words == tile.exchange_words(num_steps)
     assert vocab_size <= 1 << TOKEN_BITS
     pieces, num_ctas = tile.pieces, tile.num_ctas
+    # sums of a row block in turn, so that products need not wait for each other; where they wait for L2, two will do
+    chains = 4 if warp_blocks == 1 else 2
 
     @cute.jit
     def load_resident(
@@ -71,8 +73,12 @@ def markov_gumbel_sampling(
         num_requests: cutlass.Int32,
         lane: cutlass.Int32,
     ) -> None:
-        """The lane's part of the column operand: 16 bytes of every piece of its request's embedding."""
-        request = lane // 4
+        """The lane's part of the column operand: 16 bytes of every piece of its request's embedding.
+
+        Where requests are spread, every other column repeats the one before, and is nobody's.
+        """
+        column = lane // 4
+        request = cutlass.Int32(cutlass.select_(is_spread(num_requests), column // 2, column))
         if request < num_requests:
             row = cutlass.Int64(previous[request]) * markov_rank + (lane % 4) * 8
             for piece in cutlass.range_constexpr(pieces):
@@ -84,7 +90,7 @@ def markov_gumbel_sampling(
         return tuple(embeddings[piece * 4 + k] for k in range(4))
 
     def add_piece(sums: cute.Tensor, piece: int, low: mma.Words, high: mma.Words, embeddings: cute.Tensor) -> None:
-        first = piece % 2 * 2 * ITEM
+        first = piece % (chains // 2) * 2 * ITEM
         mma.mma_two_steps(sums, first, first + ITEM, low, high, columns_of(embeddings, piece))
 
     def multiply_resident(
@@ -140,9 +146,15 @@ def markov_gumbel_sampling(
             temperatures[column] = scale
             states[column] = cutlass.Int32(cutlass.select_(state >= 0, cutlass.Int32(state), cutlass.Int32(-1)))
 
-    def requests_of(lane: cutlass.Int32) -> list[cutlass.Int32]:
-        """The two columns whose sums the lane holds."""
-        return [(lane % 4) * 2, (lane % 4) * 2 + 1]
+    def is_spread(num_requests: cutlass.Int32) -> cutlass.Boolean:
+        """Up to four requests have every other column, so that no lane has two of them to sample for."""
+        return num_requests <= MAX_REQUESTS // 2
+
+    def requests_of(lane: cutlass.Int32, num_requests: cutlass.Int32) -> list[cutlass.Int32]:
+        """The requests of the two columns whose sums the lane holds; MAX_REQUESTS stands for none."""
+        spread, pair = is_spread(num_requests), lane % 4
+        first = cutlass.Int32(cutlass.select_(spread, pair, pair * 2))
+        return [first, cutlass.Int32(cutlass.select_(spread, cutlass.Int32(MAX_REQUESTS), pair * 2 + 1))]
 
     @cute.jit
     def look_ahead(
@@ -158,7 +170,7 @@ def markov_gumbel_sampling(
         """Base logits and noise of the lane's tokens in `step`."""
         num_requests = base_logits.shape[0]
         for i in cutlass.range_constexpr(2):
-            request = requests_of(lane)[i]
+            request = requests_of(lane, num_requests)[i]
             if request < num_requests:
                 state = prefixes[step * MAX_REQUESTS + request]
                 for k in cutlass.range_constexpr(2 * warp_blocks):
@@ -197,7 +209,7 @@ def markov_gumbel_sampling(
     ) -> None:
         """Logits of a row block: into the cache, and into the lane's best candidates, two words for each request."""
         for i in cutlass.range_constexpr(2):
-            request = requests_of(lane)[i]
+            request = requests_of(lane, num_requests)[i]
             if request < num_requests:
                 state = states[step * MAX_REQUESTS + request]
                 heat = temperatures[step * MAX_REQUESTS + request]
@@ -205,7 +217,7 @@ def markov_gumbel_sampling(
                     row = first_row + block * ROWS + half * 8 + lane // 4
                     if row < vocab_rows:
                         item = half * 2 + i
-                        total = (sums[item] + sums[ITEM + item]) + (sums[2 * ITEM + item] + sums[3 * ITEM + item])
+                        total = pairwise_sum([sums[chain * ITEM + item] for chain in range(chains)])
                         at = (block * 2 + half) * 2 + i
                         logit = transform(bases[at], total, scale, cap)
                         if state >= 0:
@@ -217,7 +229,7 @@ def markov_gumbel_sampling(
                         best[2 * i], best[2 * i + 1] = candidates.larger(found, (best[2 * i], best[2 * i + 1]))
 
     def leave_best(best: cute.Tensor, board: cute.Tensor, warp: cutlass.Int32, lane: cutlass.Int32) -> None:
-        """Each request's best candidate of the warp onto the CTA's board."""
+        """The best candidate of the warp for each column onto the CTA's board."""
         for i in range(2):
             found = candidates.largest_of_lanes((best[2 * i], best[2 * i + 1]), (4, 8, 16))
             best[2 * i], best[2 * i + 1] = found
@@ -237,7 +249,8 @@ def markov_gumbel_sampling(
     ) -> None:
         """Publish the CTA's candidates; requests that do not exist get the epoch too, see `candidates`."""
         for request in cutlass.range(warp, MAX_REQUESTS, warps, unroll=1):
-            at = (cutlass.min(lane, warps - 1) * MAX_REQUESTS + request) * 2
+            column = cutlass.Int32(cutlass.select_(is_spread(num_requests), request * 2 % MAX_REQUESTS, request))
+            at = (cutlass.min(lane, warps - 1) * MAX_REQUESTS + column) * 2
             found = candidates.largest_of_warp((board[at], board[at + 1]))
             if lane == 0:
                 slot = (step * MAX_REQUESTS + request) * num_ctas + cta
@@ -324,7 +337,7 @@ def markov_gumbel_sampling(
 
         embeddings = cute.make_rmem_tensor((pieces * 4,), cutlass.Int32)
         embeddings.fill(0)
-        sums = cute.make_rmem_tensor((CHAINS * ITEM,), cutlass.Float32)
+        sums = cute.make_rmem_tensor((chains * ITEM,), cutlass.Float32)
         bases = cute.make_rmem_tensor((4 * warp_blocks,), cutlass.BFloat16)
         bases.fill(0.0)
         negated_noise = cute.make_rmem_tensor((4 * warp_blocks,), cutlass.Float32)
@@ -353,12 +366,16 @@ def markov_gumbel_sampling(
             leave_best(best, board, warp, lane)
             cute.arch.sync_threads()
             publish_best(board, slots, markov_w1, epoch, step, num_requests, cta, warp, lane)
-            if step + 1 < num_steps:
+            goes_on = step + 1 < num_steps
+            # A warp that waits for winners looks ahead while its embeddings are under way, the others while it waits.
+            if goes_on & (warp >= num_requests):
                 look_ahead(base_logits, prefixes, bases, negated_noise, step + 1, first_row, first_token, lane)
             find_winners(slots, previous, draft_tokens, patience, epoch, step, cta, warp, lane)
             cute.arch.sync_threads()
-            if step + 1 < num_steps:
+            if goes_on:
                 load_embeddings(embeddings, markov_w1, previous, num_requests, lane)
+            if goes_on & (warp < num_requests):
+                look_ahead(base_logits, prefixes, bases, negated_noise, step + 1, first_row, first_token, lane)
 
         if patience[0] == 0 and lane == 0:
             exchange[STUCK] = launches + 1

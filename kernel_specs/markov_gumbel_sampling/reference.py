@@ -176,11 +176,11 @@ def random_arguments(
     base_logits = 8 * normal(requests, steps, rows)
     best = integers(0, rows, requests, steps, 1)
     lift = torch.where(greedy, 90.0, 0.0)[..., None].expand(requests, steps, 1)
-    base_logits.scatter_(-1, best, lift, reduce="add")
+    base_logits.scatter_add_(-1, best, lift)
     arguments: dict[str, torch.Tensor | float | int] = {
         "base_logits": base_logits.to(torch.bfloat16),
         "markov_w1": normal(axes["vocab_size"], rank).to(torch.bfloat16),
-        "markov_w2": (normal(rows, rank) * (4 * rank**-0.5)).to(torch.bfloat16),
+        "markov_w2": (normal(rows, rank) * rank**-0.5).to(torch.bfloat16),
         "input_ids": integers(0, axes["vocab_size"], axes["num_tokens"]).int(),
         "anchor_idx": torch.randperm(axes["num_tokens"], generator=generator, device=device)[:requests],
         "sample_idx_mapping": mapping,

@@ -78,8 +78,9 @@ def _case(num_requests: int, vocab_size: int, vocab_rows: int, markov_rank: int,
         },
         dtypes={},
         statics={"capped": capped, **tiling.statics()},
-        rtol=2**-7,  # one BF16 ulp, where a sum or tanh lies between two values
-        atol=2**-9,  # a bias that rounds the other way moves a small sum by more than its own ulp
+        # where a sum or tanh lies between two values, a rounding may go the other way, and move the next one
+        rtol=2**-6,
+        atol=2**-7,  # biases of up to 8, whose ulp times the multiplier stays when base and bias cancel
         note=note,
     )
 
