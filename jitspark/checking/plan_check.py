@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from jitspark.bound_plan import Operations
+from jitspark.bound_plan import BLOCK_SIZE, Operations
 from jitspark.checking.check import cuda_graph
 from jitspark.checking.compare import differing
 from jitspark.checking.plan_arguments import Step, Tensors, random_step, random_weights
@@ -43,14 +43,20 @@ class Bench:
     weights: Tensors
     step: Step
     device: torch.device
-    numbers: Mapping[str, float | int] = field(default_factory=dict)
+    numbers: Mapping[str, float | int]
     operations: Operations = field(default_factory=dict)
 
     @staticmethod
-    def draw(plan: Plan, kernels: Mapping[Key, Kernel], seq_lens: Sequence[int], generator: torch.Generator) -> "Bench":
-        longest = max(8, *seq_lens)
-        weights = random_weights(plan, generator, max_positions=longest)
-        return Bench(plan, kernels, weights, random_step(plan, seq_lens, generator), generator.device)
+    def draw(
+        plan: Plan,
+        kernels: Mapping[Key, Kernel],
+        seq_lens: Sequence[int],
+        generator: torch.Generator,
+        numbers: Mapping[str, float | int],
+    ) -> "Bench":
+        """Random weights and a step of requests of these lengths, on the generator's device."""
+        weights = random_weights(plan, generator, max_positions=max(BLOCK_SIZE, *seq_lens))
+        return Bench(plan, kernels, weights, random_step(plan, seq_lens, generator), generator.device, numbers)
 
     def executor(self) -> Executor:
         bound = {**self.weights, **_copies(self.step.inputs), **_copies(self.step.kv_caches)}

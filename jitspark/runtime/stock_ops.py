@@ -38,6 +38,10 @@ def stock_operations() -> dict[tuple[str, str], Operation]:
         "bf16_grouped_gemm_swiglu": experts.note_bf16_gate_up,
         "bf16_grouped_gemm_partial": experts.note_bf16_down,
         "expert_combine_rmsnorm": experts.run,
+        "expert_reduce_rmsnorm_combine": experts.run_and_exchange,
+        "allgather_columns": allgather_columns,
+        "allgather_gated_residual_rmsnorm": allgather_gated_residual_rmsnorm,
+        "allreduce_gated_residual_rmsnorm": allreduce_gated_residual_rmsnorm,
         "logits_softcap": logits_softcap,
     }
     return {("stock", name): operation for name, operation in named.items()}
@@ -73,6 +77,28 @@ def gated_residual_rmsnorm(
     )  # fmt: skip
     if write_tap:
         copies[0].copy_(stream)
+
+
+def allgather_columns(shard: Tensor, *rest: Any, **_: Any) -> None:
+    """A copy of this rank's columns into every rank's place: what a rank alone can do of a gather."""
+    out = rest[4]
+    out.view(len(shard), -1, shard.shape[1]).copy_(shard[:, None])
+
+
+def allgather_gated_residual_rmsnorm(shard: Tensor, *rest: Any, **statics: Any) -> None:
+    """That copy, then the boundary: vLLM without FlashInfer's fused collectives launches both."""
+    _, _, _, _, stream, *others = rest
+    *tensors, _rank, _timeout, post_eps, eps = others
+    branch = torch.empty(stream.shape, dtype=shard.dtype, device=shard.device)
+    branch.view(len(shard), -1, shard.shape[1]).copy_(shard[:, None])
+    gated_residual_rmsnorm(branch, stream, *tensors, post_eps, eps, **statics)
+
+
+def allreduce_gated_residual_rmsnorm(partial: Tensor, *rest: Any, **statics: Any) -> None:
+    """A copy in the place of the sum over ranks, then the boundary."""
+    _, _, _, _, stream, *others = rest
+    *tensors, _rank, _timeout, post_eps, eps = others
+    gated_residual_rmsnorm(partial.clone(), stream, *tensors, post_eps, eps, **statics)
 
 
 def qk_rmsnorm_rope_paged_kv_append(qkvg: Tensor, *rest: Any, rope: bool) -> None:
@@ -215,6 +241,13 @@ class _Experts:
 
     def note_bf16_down(self, _: Tensor, weight: Tensor, *__: Any, **___: Any) -> None:
         self._down = (weight,)
+
+    def run_and_exchange(self, *arguments: Any, **_: Any) -> None:
+        """Whole tokens are then added up over the ranks: a copy stands in the place of that."""
+        rows, topk_ids, topk_weights, weight, *_exchange, out, _rank, _timeout, eps = arguments
+        combined = torch.empty_like(out)
+        self.run(rows, topk_ids, topk_weights, weight, combined, eps)
+        out.copy_(combined)
 
     def run(self, _: Tensor, *rest: Any, **__: Any) -> None:
         from vllm.models.muse_spark.common.ops.fused_finalize import fused_post_expert_finalize
