@@ -1,4 +1,4 @@
-"""`bin/make-decode-pack`: the plans and kernels that bin/bench-decode and bin/check-plans run, in one tar: made where geometries can be read.
+"""`bin/make-decode-pack`: the plans and kernels that bin/bench-decode and bin/check-plans run, in one tar.
 
 A plan lies in plans-v1 under its digest; the manifest says which plan is for what.
 """

@@ -25,9 +25,10 @@ Gather = Callable[[Tensor], Tensor]  # what every rank has in the place of this 
 class ReferenceExecutor(BoundPlan):
     """One plan on one device. `tensors`, by buffer name: weights, and inputs and KV caches, now or later.
 
-    A launch of any provider runs the reference of its operation; `operations` serve those that are no kernel of ours.
-    `gather` brings what the ranks exchange; without it every rank has the same, as when all addresses are a rank's own.
-    The other arguments are as `Executor` has them. Raises BindingError for whatever does not fit.
+    A launch of any provider runs the reference of its operation; `operations` serve those that are no kernel of ours,
+    and `instead` has other callables for some, by name, to hold them against their references. `gather` brings what the
+    ranks exchange; without it every rank has the same, as when all addresses are a rank's own. The other arguments are
+    as `Executor` has them. Raises BindingError for whatever does not fit.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class ReferenceExecutor(BoundPlan):
         *,
         operations: Operations | None = None,
         gather: Gather | None = None,
+        instead: Mapping[str, Call] | None = None,
         numbers: Mapping[str, float | int] | None = None,
         arena: torch.Tensor | None = None,
         outputs: Tensors | None = None,
@@ -45,7 +47,12 @@ class ReferenceExecutor(BoundPlan):
         max_context: int | None = None,
     ) -> None:
         bring = gather or partial(_alike_on_all, plan.tp)
-        calls = {launch.name: reference_call(plan, launch, operations or {}, bring) for launch in plan.launches}
+        calls = {
+            launch.name: partial(instead[launch.operation], **launch.statics)
+            if instead is not None and launch.operation in instead
+            else reference_call(plan, launch, operations or {}, bring)
+            for launch in plan.launches
+        }
         binding = Binding(plan, device, numbers=numbers, arena=arena, symmetric=symmetric)
         super().__init__(binding, calls, max_context)
         self.bind({**tensors, **(outputs or {})})

@@ -93,6 +93,31 @@ def plan(
 
 
 @app.command()
+def compare(
+    tp: Annotated[int, typer.Option("--tp", metavar="N", help="The deployment's TP size.")],
+    rows: Annotated[int, typer.Option("--m", metavar="ROWS", help="The rows of the step.")] = 8,
+    stage: Annotated[str, typer.Option(help="decode or logits.")] = "decode",
+    subject: Annotated[str, typer.Option(help="kernels, stock or torch; by default what this machine can run.")] = "",
+    *,
+    geometry: Geometry = DEFAULT_GEOMETRY,
+    context: Annotated[int, typer.Option("--ctx", min=8, help="Keys of the longest request.")] = 200,
+    seed: Annotated[int, typer.Option(min=0, help="Of the random weights and inputs.")] = 0,
+    target: Annotated[str, typer.Option(help="The GPU target; without it this machine's, else sm_100a.")] = "",
+    as_json: Json = False,
+) -> None:
+    """Run a step twice, by kernels and by references: the first launch that leaves its tolerance."""
+    from jitspark.cli.compare_runs import Comparing
+    from jitspark.cli.compare_runs import compare as run
+    from jitspark.planning import Served
+
+    with errors_as_json(as_json):
+        chosen = Comparing(stage, rows, subject, context, seed)
+        served = Served(geometry, tp, parse_targets(target, say)[0], {})
+        alike = run(served, chosen, from_environment(), as_json=as_json)
+    raise typer.Exit(not alike)
+
+
+@app.command()
 def explain(
     name: Annotated[str, typer.Argument(metavar="KEY|KERNEL")],
     tp: Annotated[str, typer.Option("--tp", metavar="N[,N]", help="Of a kernel: for these TP sizes, else all.")] = "",
