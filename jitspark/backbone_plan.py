@@ -6,10 +6,11 @@ kernel reads ahead of the launch before (`early_reads`) there is one between wri
 slice of each.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from jitspark import backbone_weights as weights
 from jitspark.attention_launches import AttentionLaunches
+from jitspark.errors import SpecError
 from jitspark.exchange_launches import exchange_control, exchange_memory, gather_columns
 from jitspark.expert_launches import ROWS_DTYPE, SCHEDULE, ExpertLaunches
 from jitspark.geometry import Backbone, Deployment
@@ -43,6 +44,7 @@ def decode_plan(
 
     `providers` names who serves a part instead of our kernels. Raises SpecError for rows that no kernel serves.
     """
+    _require_served(rows, deployment.backbone_rows, "a decode step")
     step = _Step(deployment, rows, target, providers or {}, keys)
     step.begin()
     for layer in range(deployment.backbone.num_hidden_layers):
@@ -59,7 +61,11 @@ def logits_plan(
     providers: Mapping[str, str] | None = None,
     keys: Keys | None = None,
 ) -> Plan:
-    """Logits of the final norm's output: lm_head, gathered over the ranks, soft-capped; FP32 [rows, vocab_size]."""
+    """Logits of the final norm's output: lm_head, gathered over the ranks, soft-capped; FP32 [rows, vocab_size].
+
+    Raises SpecError as `decode_plan`.
+    """
+    _require_served(rows, range(1, max(deployment.backbone_rows) + 1), "logits")
     backbone, tp = deployment.backbone, deployment.tp
     builder = PlanBuilder(_header(Stage.LOGITS, deployment, rows, target, providers or {}), keys)
     hidden = builder.buffer("hidden", Kind.INPUT, (rows, backbone.hidden_size), "bfloat16")
@@ -84,6 +90,16 @@ def logits_plan(
         {"logits": gathered, "out": out, **numbers},
     )
     return builder.plan()
+
+
+def _require_served(rows: int, served: Sequence[int], what: str) -> None:
+    if rows not in served:
+        raise SpecError(
+            where=what,
+            found=f"{rows} rows",
+            needed=f"{served[0]} to {served[-1]} in steps of {served[1] - served[0]}",
+            remedy="Ask for rows that kernels are made for; others are stock's.",
+        )
 
 
 def _header(stage: Stage, deployment: Deployment, rows: int, target: str, providers: Mapping[str, str]) -> Header:
