@@ -6,7 +6,7 @@ CPU the same plans run by their references.
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,19 +20,22 @@ from jitspark.draft_plan import context_plan, draft_plan
 from jitspark.errors import TargetError, UsageError
 from jitspark.executor import Executor
 from jitspark.geometry import DEFAULT_GEOMETRY, MAX_REQUESTS, Deployment, deployment
+from jitspark.key import Key
+from jitspark.loader import Kernel
 from jitspark.plan import Kind, Plan
 from jitspark.plan_binding import Tensors
 from jitspark.plan_builder import Keys
 from jitspark.reference_executor import ReferenceExecutor
 from jitspark.runtime import draft_config, draft_tensors, options
 from jitspark.runtime.kernel_loading import load_kernels
+from jitspark.runtime.parts import CUTE
 from jitspark.runtime.ranks import RankGroup
+from jitspark.runtime.symmetric_memory import ExchangeMemory, SilentRankWatch, exchange_memory
 from jitspark.runtime.takeover import DecodeStep, decode_step
 from jitspark.target import DEFAULT_TARGET, TARGETS, target_of_capability
 
 logger = logging.getLogger("jitspark")
 
-Bind = Callable[[Plan, torch.Tensor, Tensors], BoundPlan]
 Slots = Any  # a tensor for all layers, one for each (or None), or None
 
 
@@ -40,28 +43,43 @@ class DraftDecode:
     """The forward and the context store of one rank's draft.
 
     forward, context: executors by number of rows. `model` is vLLM's inner model, whose layers hold the KV caches.
+    `watch` tells of a rank that stayed silent in an exchange.
     """
 
     def __init__(
-        self, model: Any, forward: Mapping[int, BoundPlan], context: Mapping[int, BoundPlan], query_length: int
+        self,
+        model: Any,
+        forward: Mapping[int, BoundPlan],
+        context: Mapping[int, BoundPlan],
+        query_length: int,
+        watch: SilentRankWatch | None = None,
     ) -> None:
         # not as a submodule of it, nor it of this
         self._layers = list(model.layers)
         self._names = [draft_tensors.attention(layer).layer_name for layer in self._layers]
         self._forward, self._context = forward, context
-        self._query_length = query_length
+        self._query_length, self._watch = query_length, watch
 
     def run(self, positions: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor | None:
         """Hidden states BF16 [rows, hidden] after the final norm, of embeddings `hidden`; None where stock must run.
 
-        The result lies in memory that the next run with any number of rows overwrites.
+        The result lies in memory that the next run with any number of rows overwrites. Raises RankError once an
+        exchange has waited for another rank in vain.
         """
         step = self._step(len(hidden))
         if step is None or not self._cached():
             return None
         executor = self._forward[step.rows]
         executor.run({"inputs_embeds": hidden, "positions": positions, **self._caches(), **self._tables(step)})
+        if self._watch is not None:
+            self._watch.note(executor.plan)
+            self.require_heard()
         return executor.outputs["hidden"]
+
+    def require_heard(self) -> None:
+        """Raise RankError if an exchange of a step that has ended waited for another rank in vain."""
+        if self._watch is not None:
+            self._watch.require_heard()
 
     def store_context_kv(self, states: torch.Tensor, positions: torch.Tensor, slots: Slots) -> bool:
         """Keys and values of `states` [rows, hidden] into every layer's cache; False, with nothing done, for stock.
@@ -125,22 +143,23 @@ class _Plans:
 def build_draft_decode(model: Any, compilation_mode: Any) -> DraftDecode | None:
     """The fused forward of vLLM's draft model `model` (the inner one, with its weights loaded).
 
-    All ranks of the TP group must call it. None, with one warning, for several ranks: their exchange inside a plan is
-    not there yet. Raises UsageError for a compiled model and for a config that no kernel serves, WeightsError for a
-    weight that is not there, RankError with another rank's reason, and what loading kernels raises.
+    All ranks of the TP group must call it. None, said once, where the deployment leaves a part of the draft's layers to
+    stock: they are vLLM's as a whole then. Raises UsageError for a compiled model and for a config that no kernel
+    serves, WeightsError for a weight that is not there, RankError with another rank's reason, and what loading kernels
+    raises.
     """
     _refuse_compiled(compilation_mode)
-    group = get_tp_group()
-    if group.world_size > 1:
-        logger.warning("The draft keeps its stock layers: its plans cannot exchange between ranks yet")
+    ranks, device = RankGroup.of_coordinator(get_tp_group()), model.fc.weight.device
+    left = _left_to_stock(model.vllm_config, device, ranks.size)
+    if left is not None:
+        logger.info("The DSpark draft keeps its stock layers: %s", left)
         return None
-    ranks, device = RankGroup.of_coordinator(group), model.fc.weight.device
     with ranks.together("draft plans"):
-        plans = _make_plans(model, device, group.world_size)
+        plans = _make_plans(model, device, ranks.size)
         weights = draft_tensors.weights(plans.every, model)
     with ranks.together("draft kernels"):
-        bind = _binder(model, plans, weights, device)
-    made = _bound(model, plans, bind, device)
+        kernels = _kernels(model, plans, device)
+    made = _bound(model, plans, _Binder(kernels, weights, device, _exchange(plans, ranks, device)))
     launches = [len(next(iter(each.values())).launches) for each in (plans.forward, plans.context)]
     logger.info("draft: %d row counts, %d launches each, %d for context rows", len(plans.forward), *launches)
     return made
@@ -156,6 +175,16 @@ def _refuse_compiled(compilation_mode: Any) -> None:
         )
 
 
+def _left_to_stock(vllm_config: Any, device: torch.device, tp: int) -> str | None:
+    """Why the draft's layers run as vLLM's: a plan of them with another provider in a part is not made."""
+    if tp > 1 and device.type == "cpu":
+        return "ranks on CPUs share no memory"
+    chosen = options.from_vllm_config(vllm_config)
+    parts = ("boundary_norm", "projection", "attention", *(("all_reduce",) if tp > 1 else ()))
+    other = next((part for part in parts if chosen.provider(part) != CUTE), None)
+    return None if other is None else f"{other} is left to {chosen.provider(other)}"
+
+
 def _make_plans(model: Any, device: torch.device, tp: int) -> _Plans:
     config = model.vllm_config
     served = deployment(options.from_vllm_config(config).geometry or DEFAULT_GEOMETRY, tp)
@@ -164,7 +193,6 @@ def _make_plans(model: Any, device: torch.device, tp: int) -> _Plans:
     target = DEFAULT_TARGET if device.type == "cpu" else own_target(device)
     requests = range(1, min(MAX_REQUESTS, config.scheduler_config.max_num_seqs) + 1)
     made: dict[str, Any] = {"rope": model.config.use_rope, "keys": Keys(target)}
-    made["providers"] = dict(options.from_vllm_config(config).providers)
     query, context = served.draft.num_speculative_tokens, served.query_length
     return _Plans(
         served,
@@ -188,25 +216,50 @@ def own_target(device: torch.device) -> str:
     return found
 
 
-def _binder(model: Any, plans: _Plans, weights: Tensors, device: torch.device) -> Bind:
-    """What makes an executor of a plan, in a given arena and with given outputs. On a CPU there are no kernels."""
-
-    def mine(plan: Plan) -> dict[str, torch.Tensor]:
-        return {buffer.name: weights[buffer.name] for buffer in plan.buffers if buffer.kind is Kind.WEIGHT}
-
+def _kernels(model: Any, plans: _Plans, device: torch.device) -> Mapping[Key, Kernel]:
+    """None on a CPU: there the references run."""
     if device.type == "cpu":
-        return lambda plan, arena, outputs: ReferenceExecutor(plan, mine(plan), device, arena=arena, outputs=outputs)
+        return {}
     name, tp = plans.deployment.backbone.name, plans.deployment.tp
     command = f"jitspark warm --geometry {name} --tp {tp} --target {plans.target}"
-    kernels = load_kernels(plans.every, options.settings_for(model.vllm_config), command)
-    return lambda plan, arena, outputs: Executor(plan, kernels, mine(plan), device, arena=arena, outputs=outputs)
+    return load_kernels(plans.every, options.settings_for(model.vllm_config), command)
 
 
-def _bound(model: Any, plans: _Plans, bind: Bind, device: torch.device) -> DraftDecode:
-    """Everything that the plans need beside weights and caches is allocated here."""
-    draft = plans.deployment.draft
+def _exchange(plans: _Plans, ranks: RankGroup, device: torch.device) -> ExchangeMemory | None:
+    """What the ranks' forwards exchange through; context rows exchange nothing here."""
+    if ranks.size == 1:
+        return None
+    return exchange_memory(tuple(plans.forward.values()), ranks, device, plans.deployment.backbone.tp_sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Binder:
+    """Makes executors of plans over the same weights."""
+
+    kernels: Mapping[Key, Kernel]
+    weights: Tensors
+    device: torch.device
+    exchange: ExchangeMemory | None
+
+    def bind(self, plan: Plan, arena: torch.Tensor, outputs: Tensors) -> BoundPlan:
+        names = [buffer.name for buffer in plan.buffers if buffer.kind is Kind.WEIGHT]
+        given: dict[str, Any] = {"arena": arena, "outputs": outputs}
+        if self.exchange is not None and plan.symmetric_bytes:
+            given |= {"symmetric": self.exchange.of(plan), "numbers": self.exchange.numbers}
+        mine = {name: self.weights[name] for name in names}
+        if self.device.type == "cpu":
+            return ReferenceExecutor(plan, mine, self.device, **given)
+        return Executor(plan, self.kernels, mine, self.device, **given)
+
+
+def _bound(model: Any, plans: _Plans, binder: _Binder) -> DraftDecode:
+    """Everything that the plans need beside weights, caches and exchanges is allocated here."""
+    draft, device = plans.deployment.draft, binder.device
     arena = torch.zeros(max(plan.workspace_bytes for plan in plans.every), dtype=torch.uint8, device=device)
     hidden = torch.zeros(max(plans.forward), draft.hidden_size, dtype=torch.bfloat16, device=device)
-    forward = {rows: bind(plan, arena, {"hidden": hidden[:rows]}) for rows, plan in plans.forward.items()}
-    context = {rows: bind(plan, arena, {}) for rows, plan in plans.context.items()}
-    return DraftDecode(model, forward, context, draft.num_speculative_tokens)
+    forward = {rows: binder.bind(plan, arena, {"hidden": hidden[:rows]}) for rows, plan in plans.forward.items()}
+    context = {rows: binder.bind(plan, arena, {}) for rows, plan in plans.context.items()}
+    watch = None
+    if binder.exchange is not None:
+        watch = SilentRankWatch(tuple(plans.forward.values()), binder.exchange)
+    return DraftDecode(model, forward, context, draft.num_speculative_tokens, watch)

@@ -6,6 +6,7 @@ sides of a tie; vLLM's own rounding of the RoPE table for context keys is looked
 
 import copy
 import functools
+import logging
 
 import draft_models
 import pytest
@@ -246,6 +247,18 @@ def test_a_forward_without_context_is_not_taken_over(specialized):
 
     hidden = torch.zeros(7, draft_models.HIDDEN, dtype=torch.bfloat16)
     assert specialized.model.specialized_draft.run(torch.arange(7), hidden) is None
+
+
+@pytest.mark.parametrize("part", ["boundary_norm", "projection", "attention"])
+def test_a_part_left_to_stock_leaves_all_layers_to_it(tiny_draft, weights, monkeypatch, caplog, part):
+    options = {**OPTIONS, "providers": {part: "stock"}}
+    monkeypatch.setattr(tiny_draft, "additional_config", {"decode_backend": "latency_specialized", "jitspark": options})
+    with caplog.at_level(logging.INFO):
+        model = draft_models.build(tiny_draft, weights)
+
+    assert model.model.specialized_decode is True
+    assert model.model.specialized_draft is None
+    assert f"The DSpark draft keeps its stock layers: {part} is left to stock" in caplog.messages
 
 
 def refusing(**changed):
