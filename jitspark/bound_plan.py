@@ -117,6 +117,11 @@ class BoundPlan:
         self._calls[launch.name](*arguments)
         return arguments
 
+    def laid_out(self) -> tuple[tuple[Launch, Call, list[Any]], ...]:
+        """Each launch, what it calls and with which arguments: for a caller that exchanges some of them in each run."""
+        self._binding.require_complete()
+        return tuple((each, self._calls[each.name], list(self._slots[each.name])) for each in self.plan.launches)
+
     def _check_context(self) -> None:
         """Position tables have a row, and block tables room, for every token that a request may hold."""
         wanted, sizes = self._max_context or 0, self._binding.sizes

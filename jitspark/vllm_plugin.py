@@ -49,13 +49,9 @@ def register() -> None:
 
 
 def _log_beside_vllm() -> None:
-    """Let our log lines go where vLLM's go, unless somebody has already said where."""
-    theirs = logging.getLogger("vllm")
-    if not logger.handlers and theirs.handlers:
-        for handler in theirs.handlers:
-            logger.addHandler(handler)
-        logger.setLevel(theirs.level)
-        logger.propagate = theirs.propagate
+    """Let our log lines go where vLLM's go, at vLLM's level: it sets both up later than this, and perhaps again."""
+    if not logger.handlers:
+        logger.parent = logging.getLogger("vllm")
 
 
 def _location(registered: Any) -> tuple[str, str] | None:

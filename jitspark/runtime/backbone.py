@@ -47,22 +47,23 @@ class BackboneDecode:
         plans = prepared.decode
         every = (*plans.values(), *prepared.logits.values())
         self._weights = backbone_tensors.weights(every, model, shares, rank)
+        size = max(plan.workspace_bytes for plan in every)
         self._bind: dict[str, Any] = {
             "operations": {("torch", "copy_embeddings"): self._copy_embeddings},
             "numbers": {"rank": rank},
-            "arena": torch.zeros(
-                max(plan.workspace_bytes for plan in plans.values()), dtype=torch.uint8, device=device
-            ),
-            "max_context": max_model_len,
+            "arena": torch.zeros(size, dtype=torch.uint8, device=device),
         }
+        self._kernels, self._device = prepared.kernels, device
         memory = _Outputs(plans, device)
-        self._executors = {rows: self._bound(plan, prepared, memory, device) for rows, plan in plans.items()}
+        self._executors = {
+            rows: self._bound(plan, memory.of(plan), max_context=max_model_len) for rows, plan in plans.items()
+        }
         self._taps = [f"taps.{layer}" for layer in prepared.deployment.backbone.tap_layers]
         # stands for the embeddings in a step that gets token ids: those are embedded where they are copied
         self._no_embeddings = torch.zeros(
             max(plans), prepared.deployment.backbone.hidden_size, dtype=torch.bfloat16, device=device
         )
-        self._logits = Logits(prepared, self._weights, device) if prepared.logits else None
+        self._logits = Logits(prepared.logits, self._bound, device) if prepared.logits else None
 
     def bind_kv_caches(self) -> None:
         """Bind what vLLM's attention layers hold now."""
@@ -126,11 +127,12 @@ class BackboneDecode:
         launches = len(self._executors[rows[0]].plan.launches)
         logger.info("decode: %d full graphs run plans (%s rows), %d launches each", len(rows), _listed(rows), launches)
 
-    def _bound(self, plan: Plan, prepared: Prepared, memory: "_Outputs", device: torch.device) -> BoundPlan:
+    def _bound(self, plan: Plan, tensors: Mapping[str, torch.Tensor], *, max_context: int | None = None) -> BoundPlan:
         weights = {name: self._weights[name] for name in _names(plan, Kind.WEIGHT)}
-        if device.type == "cpu":
-            return ReferenceExecutor(plan, weights, device, outputs=memory.of(plan), **self._bind)
-        return Executor(plan, prepared.kernels, weights, device, outputs=memory.of(plan), **self._bind)
+        given: dict[str, Any] = {**self._bind, "outputs": tensors, "max_context": max_context}
+        if self._device.type == "cpu":
+            return ReferenceExecutor(plan, weights, self._device, **given)
+        return Executor(plan, self._kernels, weights, self._device, **given)
 
     def _common(self, step: DecodeStep, positions: torch.Tensor) -> dict[str, torch.Tensor]:
         tables = next(iter(step.layers.values()))

@@ -19,6 +19,7 @@ from jitspark.plan import Plan
 from jitspark.progress import Event
 from jitspark.registry import specializations
 from jitspark.settings import Settings
+from jitspark.store import Layer
 
 logger = logging.getLogger("jitspark")
 
@@ -55,6 +56,11 @@ def load_kernels(plans: Sequence[Plan], settings: Settings, warm_command: str | 
     kernels = executor.load_kernels(plans, lookup, loader, settings, warm_command=warm_command, on_event=teller.hear)
     logger.log(logging.INFO if teller.compiled else logging.DEBUG, "%s", teller.summary(len(kernels)))
     return kernels
+
+
+def cache_layers(settings: Settings) -> Sequence[Layer]:
+    """The cache's layers, in the order in which they are searched."""
+    return _process_cache(settings)[0].roots.layers
 
 
 @functools.cache

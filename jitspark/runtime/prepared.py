@@ -9,21 +9,19 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jitspark.backbone_plan import decode_plan, logits_plan
 from jitspark.errors import JitsparkError, RankError, TargetError
 from jitspark.geometry import DEFAULT_GEOMETRY, Deployment, deployment
 from jitspark.key import Key
 from jitspark.loader import Kernel
 from jitspark.notice import say_once
-from jitspark.plan import Plan
-from jitspark.plan_builder import Keys
+from jitspark.plan import Plan, Stage
+from jitspark.planning import MAX_ROWS, Plans, Served
 from jitspark.progress import Event
 from jitspark.runtime import DecodeConfig, options
-from jitspark.runtime.kernel_loading import load_deployment
+from jitspark.runtime.kernel_loading import cache_layers, load_deployment
 from jitspark.runtime.parts import CUTE
 from jitspark.runtime.ranks import RankGroup
 
-MAX_ROWS = 64  # of a decode step, and of one launch of the logits
 # A cold start compiles for minutes, and another node's may be slower; a rank that dies is noticed at once.
 PATIENCE = 1800.0
 STEP = "plans and kernels"
@@ -83,18 +81,17 @@ def prepare(vllm_config: Any, config: DecodeConfig, target: str, tell: Tell) -> 
 
     Raises what making plans and `kernel_loading.load_deployment` raise.
     """
-    chosen = options.from_vllm_config(vllm_config)
-    name = chosen.geometry or DEFAULT_GEOMETRY
-    served = deployment(name, config.tp)
-    providers, keys = dict(chosen.providers), Keys(target)
+    chosen, settings = options.from_vllm_config(vllm_config), options.settings_for(vllm_config)
+    served = Served(chosen.geometry or DEFAULT_GEOMETRY, config.tp, target, dict(chosen.providers))
+    plans = Plans(served, cache_layers(settings))
     rows = decode_rows(config, vllm_config.scheduler_config.max_num_seqs)
-    decode = {count: decode_plan(served, count, target, providers=providers, keys=keys) for count in rows}
+    decode = {count: plans.get(served.request(Stage.DECODE, count)) for count in rows}
     ours = chosen.provider("logits") == CUTE  # outside of the graph: what is stock's is simply left to it
     counts = range(1, MAX_ROWS + 1) if ours else ()
-    logits = {count: logits_plan(served, count, target, providers=providers, keys=keys) for count in counts}
-    command = f"jitspark warm --geometry {name} --tp {config.tp} --target {target}"
-    kernels = load_deployment(served, target, options.settings_for(vllm_config), command, tell)
-    return Prepared(served, decode, logits, kernels)
+    logits = {count: plans.get(served.request(Stage.LOGITS, count)) for count in counts}
+    made = deployment(served.geometry, config.tp)
+    kernels = load_deployment(made, target, settings, served.warm_command(), tell)
+    return Prepared(made, decode, logits, kernels)
 
 
 def decode_rows(config: DecodeConfig, max_num_seqs: int) -> tuple[int, ...]:

@@ -1,0 +1,215 @@
+"""The backbone in vLLM's own classes on a CPU: what is taken from them, and steps taken over, beside transformers."""
+
+from types import SimpleNamespace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers.models.muse_spark.modeling_muse_spark")
+
+from decode_steps import MAX_BLOCKS, PagedCache, Request, positions_of  # noqa: E402
+from muse_spark_on_transformers import contract_weights  # noqa: E402
+
+LENGTH = 8
+CPU = "cpu"
+# Attention scores of the geometry lie around 40, so that their roundings to BF16 show in single rows. What is wired
+# wrongly makes errors beyond WRONG in the mean.
+ROW, MEAN, WRONG = 0.6, 0.2, 0.5
+
+
+@pytest.fixture(scope="module")
+def built(tiny, one_rank):  # noqa: ARG001 - vLLM's groups
+    """The loaded model of the geometry `tiny`, and transformers' with the same weights."""
+    import vllm_backbone as backbone
+
+    with pytest.MonkeyPatch.context() as patch:
+        backbone.no_gpu(patch)
+        served = backbone.served_by("tiny")
+        model, lm_head, weights = backbone.checkpoint(served)
+        made = backbone.build(tiny, weights)
+        yield SimpleNamespace(model=made, transformers=model, lm_head=lm_head, served=served, config=tiny)
+
+
+@pytest.fixture(scope="module")
+def decode(built):
+    made = built.model.bind_decode(built.config, torch.device(CPU))
+    yield made
+    built.model.specialized = None
+
+
+def test_the_weights_are_the_checkpoints_own_as_the_contract_wants_them(built):
+    from jitspark.runtime import backbone_tensors
+
+    plans = (*built.model.prepared.decode.values(), *built.model.prepared.logits.values())
+    found = backbone_tensors.weights(plans, built.model, built.model.expert_shares, 0)
+    wanted = contract_weights(built.transformers, built.served.backbone, built.lm_head)
+
+    assert found.keys() == wanted.keys()
+    for name, tensor in found.items():
+        # coefficients in another order of operations; angles of large positions in FP32
+        tolerance = 1e-6 if name.endswith(("alpha", "beta")) else 1e-3 if name == "rope.cos_sin" else 0.0
+        torch.testing.assert_close(tensor.float(), wanted[name].float(), rtol=0, atol=tolerance, msg=name)
+
+
+def test_dense_weights_are_vllm_s_own_memory(built):
+    from jitspark.runtime import backbone_tensors
+
+    found = backbone_tensors.weights(built.model.prepared.decode.values(), built.model, built.model.expert_shares, 0)
+    layer = built.model.model.layers[2]
+
+    assert found["layers.2.qkv_gate"].data_ptr() == layer.self_attn.qkv_proj.weight.data_ptr()
+    assert found["layers.2.ffn_beta"].data_ptr() == layer.add_ffn.beta.data_ptr()
+
+
+class Step:
+    """A step of some requests as vLLM's forward sees it: attention metadata by layer, and a forward context."""
+
+    def __init__(self, decode, caches, requests, backend="FlashAttentionMetadata"):
+        rows = LENGTH * len(requests)
+        lens = torch.tensor([0 if each is None else each.seq_len for each in requests], dtype=torch.int32)
+        self.positions = torch.cat([_positions(each) for each in requests])
+        self.padding = torch.cat([torch.full((LENGTH,), each is None) for each in requests])
+        self.metadata = {
+            name: _metadata(backend, cache.block_table(), lens, cache.slot_mapping(), rows)
+            for name, cache in zip(decode._layers, caches, strict=True)
+        }
+        mode = SimpleNamespace(name="NONE")
+        self.context = SimpleNamespace(
+            cudagraph_runtime_mode=mode, attn_metadata=self.metadata, is_padding=self.padding
+        )
+
+
+def _positions(request):
+    return torch.zeros(LENGTH, dtype=torch.int64) if request is None else positions_of(request)
+
+
+def _metadata(backend, table, lens, slots, rows):
+    if backend == "FlashAttentionMetadata":
+        content = {"max_query_len": LENGTH, "num_actual_tokens": rows, "causal": True, "block_table": table}
+        content |= {"seq_lens": lens, "slot_mapping": slots}
+    else:
+        inner = SimpleNamespace(block_tables=table, seq_lens=lens, q_len_per_req=LENGTH)
+        content = {"num_prefills": 0, "num_decodes": len(lens), "num_decode_tokens": rows, "num_actual_tokens": rows}
+        content |= {"causal": True, "slot_mapping": slots, "decode": inner}
+    return type(backend, (SimpleNamespace,), {})(**content)
+
+
+@pytest.mark.parametrize("backend", ["FlashAttentionMetadata", "FlashInferMetadata"])
+@pytest.mark.parametrize("ids", [False, True])
+def test_steps_taken_over_compute_what_transformers_does(built, decode, monkeypatch, backend, ids):
+    import vllm.model_executor.layers.vocab_parallel_embedding as embedding
+    from vllm.models.muse_spark.common.layers import MuseSpark1xRMSNorm
+
+    monkeypatch.setattr(MuseSpark1xRMSNorm, "supports_fused_kernel", lambda *_: False)
+    monkeypatch.setattr(embedding.VocabParallelEmbedding, "forward", lambda self, ids: self.weight[ids.long()])
+    torch.manual_seed(5)
+    taps = built.served.backbone.tap_layers
+    requests = [Request(built.transformers, taps, 20), None, Request(built.transformers, taps, 0)]
+    order = torch.arange(3 * MAX_BLOCKS).flip(0)
+    caches = [PagedCache(built.served.backbone, layer, requests, order, token_major=True) for layer in range(4)]
+    for layer, cache in zip(built.model.model.layers, caches, strict=True):
+        layer.self_attn.attn.kv_cache = cache.tensor
+    decode.bind_kv_caches()
+    monkeypatch.setattr("vllm.forward_context._forward_context", None)
+
+    for _ in range(2):
+        expected = [each and each.step() for each in requests]
+        step = Step(decode, caches, requests, backend)
+        decode.prepared(step.metadata, for_capture=True)
+        monkeypatch.setattr("vllm.forward_context._forward_context", step.context)
+        embeds = torch.cat([_embeds(each) for each in expected])
+        tokens = _tokens(built, embeds) if ids else None
+        hidden, tapped = built.model(tokens, step.positions, None, None if ids else embeds)
+        logits = built.model.compute_logits(hidden[:LENGTH].contiguous())
+
+        for number, each in enumerate(expected):
+            rows = slice(LENGTH * number, LENGTH * number + LENGTH)
+            if each is not None:
+                _close(hidden[rows], each.hidden)
+                for tap, layer in zip(tapped, taps, strict=True):
+                    assert tap.dtype == torch.float32
+                    _close(tap[rows], each.taps[layer])
+        raw = expected[0].hidden @ built.lm_head.float().T
+        _close(logits, 30 * torch.tanh(raw * 0.5 / 30))
+
+
+def _embeds(expected):
+    return torch.zeros(LENGTH, 512, dtype=torch.bfloat16) if expected is None else expected.embeds
+
+
+def _tokens(built, embeds):
+    """The token of each embedding."""
+    table = built.transformers.embed_tokens.weight
+    normed = (table * torch.rsqrt(table.square().mean(-1, keepdim=True) + 1e-5)).bfloat16()
+    return (embeds.float() @ normed.float().T).argmax(dim=-1).int()
+
+
+def _errors(found, wanted):
+    """Of whole rows, relative to the row."""
+    return (found.float() - wanted.float()).norm(dim=-1) / wanted.float().norm(dim=-1)
+
+
+def _close(found, wanted):
+    errors = _errors(found, wanted)
+    assert float(errors.max()) < ROW and float(errors.mean()) < MEAN, errors
+
+
+def test_a_table_of_another_request_is_noticed(built, decode):
+    torch.manual_seed(6)
+    requests = [Request(built.transformers, (0,), 20), Request(built.transformers, (0,), 20)]
+    caches = [PagedCache(built.served.backbone, layer, requests, torch.arange(2 * MAX_BLOCKS)) for layer in range(4)]
+    for layer, cache in zip(built.model.model.layers, caches, strict=True):
+        layer.self_attn.attn.kv_cache = cache.tensor
+    decode.bind_kv_caches()
+    expected = [each.step() for each in requests]
+    step = Step(decode, caches, requests)
+    for metadata in step.metadata.values():
+        metadata.block_table = metadata.block_table.flip(0)
+    decode.prepared(step.metadata, for_capture=True)
+    embeds = torch.cat([each.embeds for each in expected])
+    hidden, _ = decode.run(decode.step(step.context, 16), None, step.positions, embeds)
+
+    assert float(_errors(hidden[:LENGTH], expected[0].hidden).mean()) > WRONG
+
+
+def test_every_other_forward_is_stock_s(built, decode, monkeypatch):
+    from vllm.models.muse_spark import MuseSparkForConditionalGeneration as Stock
+
+    monkeypatch.setattr(Stock, "forward", lambda *_: "stock")
+    requests = [Request(built.transformers, (0,), 20)]
+    caches = [PagedCache(built.served.backbone, layer, requests, torch.arange(MAX_BLOCKS)) for layer in range(4)]
+    requests[0].step()
+    step = Step(decode, caches, requests)
+
+    def forward(context, rows=LENGTH):
+        monkeypatch.setattr("vllm.forward_context._forward_context", context)
+        return built.model(None, torch.zeros(rows, dtype=torch.int64), None, torch.zeros(rows, 512))
+
+    decode.prepared(step.metadata, for_capture=False)
+    assert forward(step.context) == "stock"  # a step of the server, not of a capture
+    decode.prepared(step.metadata, for_capture=True)
+    step.context.cudagraph_runtime_mode.name = "PIECEWISE"
+    assert forward(step.context) == "stock"
+    step.context.cudagraph_runtime_mode.name = "NONE"
+    assert forward(step.context, rows=LENGTH + 1) == "stock"
+    assert forward(None) == "stock"
+    step.metadata[next(iter(step.metadata))].max_query_len = 16
+    assert forward(step.context) == "stock"
+
+
+@pytest.mark.usefixtures("decode")
+def test_more_rows_than_a_launch_serves_get_stock_s_logits(built, monkeypatch):
+    from vllm.models.muse_spark import MuseSparkForConditionalGeneration as Stock
+
+    monkeypatch.setattr(Stock, "compute_logits", lambda *_: "stock")
+
+    assert built.model.compute_logits(torch.zeros(65, 512, dtype=torch.bfloat16)) == "stock"
+    assert built.model.compute_logits(torch.zeros(64, 512, dtype=torch.bfloat16)).shape == (64, 2048)
+    assert built.model.compute_logits(torch.zeros(1, 512, dtype=torch.bfloat16)).dtype == torch.float32
+
+
+def test_no_capture_at_all_is_an_error_at_start(decode):
+    from jitspark.errors import UsageError
+
+    with pytest.raises(UsageError, match="found none that a plan serves"):
+        decode.captured()
