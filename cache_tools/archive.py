@@ -10,6 +10,7 @@ import tarfile
 from typing import IO, Protocol
 
 from jitspark.errors import PackError
+from jitspark.plan_format import MAX_PLAN_BYTES
 from jitspark.record import MAX_ARTIFACT_BYTES, MAX_RECORD_BYTES
 from jitspark.store import ARTIFACT, ARTIFACTS, RECORD
 
@@ -27,6 +28,7 @@ _ENTRY = re.compile(
     rf"{ARTIFACTS}/[a-z0-9_]+-[a-z0-9_]+-[a-z0-9_]+/[a-z0-9_]+/[0-9a-f]{{64}}/[0-9a-f]{{64}}/(?P<file>[a-z.]+)\Z"
 )
 _RUNTIME = re.compile(r"runtime-v1/cu[0-9]{1,3}/(?P<file>LICENSE|libcute_dsl_runtime\.so(\.sha256)?)\Z")
+_PLAN = re.compile(r"plans-v1/[0-9a-f]{64}\.(?P<file>json)\Z")
 _TOP = re.compile(r"(?P<file>MANIFEST\.(json|sig))\Z")
 _OTHER_LAYOUT = re.compile(r"(artifacts|plans|runtime)-v[0-9]{1,9}/")
 _LIMITS = {
@@ -37,6 +39,7 @@ _LIMITS = {
     RUNTIME_LIBRARY: 256 * 1024 * 1024,  # it has 43 MB
     f"{RUNTIME_LIBRARY}.sha256": 64,  # in packs that had no manifest
     LICENCE: 1024 * 1024,
+    "json": MAX_PLAN_BYTES,
 }
 AS_WRITTEN = "a pack as `jitspark pack` writes it"
 
@@ -130,7 +133,7 @@ def _header(name: str, size: int) -> bytes:
 
 def limit_of(name: str) -> int | None:
     """How large the file of this name may be; None for a name that has no place in a pack."""
-    member = _ENTRY.match(name) or _RUNTIME.match(name) or _TOP.match(name)
+    member = _ENTRY.match(name) or _RUNTIME.match(name) or _PLAN.match(name) or _TOP.match(name)
     return _LIMITS.get(member["file"]) if member else None
 
 
@@ -139,12 +142,17 @@ def is_runtime(name: str) -> bool:
     return _RUNTIME.match(name) is not None
 
 
+def is_plan(name: str) -> bool:
+    """As `is_runtime`, for a stored plan."""
+    return _PLAN.match(name) is not None
+
+
 def unknown_file(name: str, where: str) -> PackError:
     if _OTHER_LAYOUT.match(name) and ".." not in name:
         return PackError(
             where=f"{where}: {name[:200]!r}",
             found="another version's layout",
-            needed=f"files of entries below {ARTIFACTS}/",
+            needed=f"files of entries below {ARTIFACTS}/, and plans",
             remedy="Unpack it with the jitspark that made it, or a newer one.",
         )
     return bad_pack(f"{where}: {name[:200]!r}", "an unknown file", f"files of entries below {ARTIFACTS}/ only")

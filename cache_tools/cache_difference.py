@@ -1,10 +1,11 @@
-"""`diff A B`: which entries two caches or packs do not share, and how each differs from the nearest of the other."""
+"""`diff A B`: which entries and plans two caches or packs do not share, and how an entry differs from the nearest."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from cache_tools.difference import Difference, nearest, shown
+from cache_tools.sources import Source
 from jitspark.key import Key
 from jitspark.store import Entry
 
@@ -25,24 +26,35 @@ class Only:
 
 @dataclass(frozen=True, slots=True)
 class CacheDifference:
-    """`changed` holds entries of one key and toolchain whose bytes differ; `same` counts those that do not."""
+    """`changed` holds entries of one key and toolchain whose bytes differ; `same` counts those that do not.
+
+    `plans` holds (side, name) of plans that one side has, and ("both", name) of those whose bytes differ.
+    """
 
     only: tuple[Only, ...]
     changed: tuple[Place, ...]
     same: int
+    plans: tuple[tuple[str, str], ...] = ()
 
     @property
     def equal(self) -> bool:
-        return not self.only and not self.changed
+        return not self.only and not self.changed and not self.plans
 
 
-def cache_difference(first: Sequence[Entry], second: Sequence[Entry]) -> CacheDifference:
+def cache_difference(first: Source, second: Source) -> CacheDifference:
     """What the two do not share, sorted."""
-    a, b = _places(first), _places(second)
+    a, b = _places(first.entries), _places(second.entries)
     shared = sorted(a.keys() & b.keys())
     changed = tuple(place for place in shared if a[place].record != b[place].record)
     only = [*_only("A", a, b), *_only("B", b, a)]
-    return CacheDifference(tuple(only), changed, len(shared) - len(changed))
+    return CacheDifference(tuple(only), changed, len(shared) - len(changed), tuple(_plans(first, second)))
+
+
+def _plans(first: Source, second: Source) -> Iterator[tuple[str, str]]:
+    a, b = ({each.name: each.content for each in source.plans} for source in (first, second))
+    yield from (("A", name) for name in sorted(a.keys() - b.keys()))
+    yield from (("B", name) for name in sorted(b.keys() - a.keys()))
+    yield from (("both", name) for name in sorted(a.keys() & b.keys()) if a[name] != b[name])
 
 
 def _places(entries: Sequence[Entry]) -> dict[Place, Entry]:
@@ -70,6 +82,8 @@ def difference_lines(result: CacheDifference, first: str, second: str) -> Iterat
         fields = each.differences[:_SHOWN]
         yield from (f"    {field.field}: {shown(field.wanted)}, there {shown(field.stored)}" for field in fields)
     yield from (f"other bytes: {key}, toolchain {toolchain[:12]}" for key, toolchain in result.changed)
+    for side, name in result.plans:
+        yield f"only in {names[side]}: plan {name[:12]}" if side in names else f"other bytes: plan {name[:12]}"
     yield f"{result.same} entries the same, {len(result.changed)} with other bytes, {len(result.only)} on one side only"
 
 
@@ -85,4 +99,5 @@ def difference_json(result: CacheDifference) -> dict[str, Any]:
         for each in result.only
     ]
     changed = [f"{key.path}/{toolchain}" for key, toolchain in result.changed]
-    return {"only": only, "changed": changed, "same": result.same, "equal": result.equal}
+    plans = [{"side": side, "name": name} for side, name in result.plans]
+    return {"only": only, "changed": changed, "plans": plans, "same": result.same, "equal": result.equal}

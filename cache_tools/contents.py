@@ -1,14 +1,15 @@
-"""What a pack in any form holds: the files of some entries and of a runtime library, and the manifest over them."""
+"""What a pack in any form holds: files of entries, plans and a runtime library, and the manifest over them."""
 
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from cache_tools.archive import LICENCE, MANIFEST, RUNTIME_LIBRARY, SIGNATURE
 from cache_tools.manifest import ListedFile, Manifest, manifest_of, needs_of
+from cache_tools.plan_files import PlanFile
 from jitspark.errors import EntryError, PackError
 from jitspark.runtime_library import RUNTIME
 from jitspark.store import ARTIFACT, RECORD, Entry, entry_parts
@@ -38,6 +39,7 @@ class Contents:
     manifest: Manifest
     readers: tuple[Callable[[], bytes], ...]
     entries: int
+    plans: int
     signature: bytes = b""
     signer: str = ""
 
@@ -67,23 +69,31 @@ def signed_files(manifest: Manifest, signature: bytes) -> tuple[tuple[str, bytes
     return (f"{stem}.json", manifest.to_bytes()), (f"{stem}.sig", signature)
 
 
-def contents_of(entries: Iterable[Entry], runtime: Runtime | None, where: str, sign: Path | None = None) -> Contents:
-    """The contents for `entries` (of equal ones the first), signed with the key in `sign`.
+def contents_of(
+    entries: Iterable[Entry],
+    runtime: Runtime | None,
+    where: str,
+    sign: Path | None = None,
+    plans: Iterable[PlanFile] = (),
+) -> Contents:
+    """The contents for `entries` and `plans` (of equal ones the first), signed with the key in `sign`.
 
-    Raises PackError when there is nothing to pack, or two entries of one key and toolchain differ, EntryError for an
-    entry that is damaged or, when signing, tells where its sources lay; UsageError for a key that cannot be used.
+    Raises PackError when there is nothing to pack, or two entries of one key and toolchain differ, or two plans of one
+    name, EntryError for an entry that is damaged or, when signing, tells where its sources lay; UsageError for a key
+    that cannot be used.
     """
-    chosen = _unique(entries, where)
+    chosen, steps = _unique(entries, where), _unique_plans(plans)
     listed: list[tuple[ListedFile, Callable[[], bytes]]] = []
     for directory, entry in chosen.items():
         listed.append((_listed(f"{directory}/{RECORD}", entry.record.to_bytes()), entry.record.to_bytes))
         artifact = ListedFile(f"{directory}/{ARTIFACT}", entry.record.size, entry.record.sha256)
         listed.append((artifact, entry.read_artifact))
+    listed += [(_listed(each.path, each.content), partial(bytes, each.content)) for each in steps]
     if runtime is not None:
         listed += _runtime_files(runtime)
     listed.sort(key=lambda each: each[0])
     manifest = manifest_of((file for file, _ in listed), needs_of((e.key, e.record) for e in chosen.values()))
-    contents = Contents(manifest, tuple(read for _, read in listed), len(chosen))
+    contents = Contents(manifest, tuple(read for _, read in listed), len(chosen), len(steps))
     return contents if sign is None else _signed(contents, chosen.values(), sign)
 
 
@@ -103,6 +113,19 @@ def _unique(entries: Iterable[Entry], where: str) -> dict[str, Entry]:
             where=where, found="no entry to pack", needed="at least one", remedy="Fill the cache with `jitspark warm`."
         )
     return chosen
+
+
+def _unique_plans(plans: Iterable[PlanFile]) -> list[PlanFile]:
+    chosen: dict[str, PlanFile] = {}
+    for each in plans:
+        if chosen.setdefault(each.name, each).content != each.content:
+            raise PackError(
+                where=each.path,
+                found="different bytes in two places",
+                needed="one plan for one name",
+                remedy="Remove the one of another version of jitspark, and run `jitspark warm`.",
+            )
+    return list(chosen.values())
 
 
 def _runtime_files(runtime: Runtime) -> list[tuple[ListedFile, Callable[[], bytes]]]:
@@ -129,7 +152,7 @@ def _signed(contents: Contents, entries: Iterable[Entry], sign: Path) -> Content
                 remedy="Build the entry without line information, or pack without --sign.",
             )
     signature = signature_of(key, contents.manifest.to_bytes())
-    return Contents(contents.manifest, contents.readers, contents.entries, signature, key_id(key.public_key()))
+    return replace(contents, signature=signature, signer=key_id(key.public_key()))
 
 
 def pack_members(contents: Contents) -> Iterator[tuple[str, bytes]]:

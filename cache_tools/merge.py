@@ -12,13 +12,14 @@ from jitspark.settings import Settings
 
 
 def merge(path: Path, sources: Sequence[Path], trust: Trust, form: Form, settings: Settings) -> Packed:
-    """Write `path` with every entry of `sources`, and the runtime library where one of them carries it.
+    """Write `path` with every entry and plan of `sources`, and the runtime library where one of them carries it.
 
     Raises PackError for a source that is bad or not covered by `trust`, and when two of them hold different bytes
-    for one key and toolchain, or different runtime libraries.
+    for one key and toolchain, or one plan, or different runtime libraries.
     """
     read = [read_source(source, trust, settings) for source in sources]
-    return pack(path, [entry for source in read for entry in source.entries], _runtime(read), form)
+    entries = [entry for source in read for entry in source.entries]
+    return pack(path, entries, _runtime(read), form, [plan for source in read for plan in source.plans])
 
 
 def _runtime(sources: Sequence[Source]) -> Runtime | None:

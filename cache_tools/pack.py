@@ -9,6 +9,7 @@ from pathlib import Path
 from cache_tools.archive import write_end, write_member
 from cache_tools.contents import Contents, Runtime, contents_of, pack_members
 from cache_tools.placing import new_file, new_folder, write_below
+from cache_tools.plan_files import PlanFile
 from jitspark.errors import UsageError
 from jitspark.store import Entry
 
@@ -26,18 +27,25 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """What a pack came to: entries, the file's size and digest (a directory has none), and who signed."""
+    """What a pack came to: entries, plans, the file's size and digest (a directory has none), and who signed."""
 
     path: Path
     entries: int
+    plans: int
     size: int
     sha256: str
     merkle_root: str
     signer: str
 
 
-def pack(path: Path, entries: Iterable[Entry], runtime: Runtime | None = None, form: Form = Form()) -> Packed:
-    """Write `entries` to `path`, which appears whole or not at all; a wheel goes into the directory `path`.
+def pack(
+    path: Path,
+    entries: Iterable[Entry],
+    runtime: Runtime | None = None,
+    form: Form = Form(),
+    plans: Iterable[PlanFile] = (),
+) -> Packed:
+    """Write `entries` and `plans` to `path`, which appears whole or not at all; a wheel goes into the directory `path`.
 
     Raises what `contents_of` does, PackError when the file cannot be written, UsageError for an unknown form.
     """
@@ -45,7 +53,7 @@ def pack(path: Path, entries: Iterable[Entry], runtime: Runtime | None = None, f
         raise UsageError(
             where="--format", found=repr(form.form), needed=f"one of {', '.join(FORMATS)}", remedy="Correct --format."
         )
-    contents = contents_of(entries, runtime, str(path), form.sign)
+    contents = contents_of(entries, runtime, str(path), form.sign, plans)
     return _writer(form)(path, contents)
 
 
@@ -90,4 +98,4 @@ def write_directory(path: Path, contents: Contents) -> Packed:
 
 
 def packed(path: Path, contents: Contents, size: int, sha256: str) -> Packed:
-    return Packed(path, contents.entries, size, sha256, contents.manifest.merkle_root, contents.signer)
+    return Packed(path, contents.entries, contents.plans, size, sha256, contents.manifest.merkle_root, contents.signer)

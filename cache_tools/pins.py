@@ -22,10 +22,11 @@ def pinned_keys(layers: Iterable[Layer]) -> set[Key]:
 
     Raises CacheDirectoryError for plans that the system cannot read now: what they pin must not go meanwhile.
     """
-    return {key for layer in layers for name in _plan_names(layer.root) for key in _keys(layer, name)}
+    return {key for layer in layers for name in plan_names(layer.root) for key in _keys(layer, name)}
 
 
-def _plan_names(root: Path) -> list[str]:
+def plan_names(root: Path) -> list[str]:
+    """The names of a root's plan files, sorted. Raises CacheDirectoryError when the folder cannot be read."""
     try:
         return sorted(name for name in os.listdir(root / PLANS) if name.endswith(".json"))
     except (FileNotFoundError, NotADirectoryError):

@@ -1,9 +1,10 @@
 """The verbs that carry caches to other machines, as typer commands: pack, unpack, merge and diff."""
 
-from collections.abc import Sequence
-from dataclasses import asdict
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,12 +13,24 @@ from cache_tools.commands import Json
 from jitspark.settings import Settings, from_environment
 from jitspark.store import Entry
 
+if TYPE_CHECKING:
+    from cache_tools.plan_files import PlanFile
+
 PackFile = Annotated[Path, typer.Argument(metavar="FILE", help="The pack's file, or a directory for other formats.")]
 Targets = Annotated[str, typer.Option("--target", metavar="T[,T]", help="Only entries for these targets.")]
 WithRuntime = Annotated[
     bool, typer.Option("--with-runtime", help="Carry the CuTe DSL runtime library and its licence too.")
 ]
 Format = Annotated[str, typer.Option("--format", metavar="tar.zst|dir|oci|wheel", help="What to make.")]
+Rows = Annotated[
+    str, typer.Option("--m", metavar="M[,M]", help="Only what decode steps of so many rows need: their plans' entries.")
+]
+PlanNames = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--plan", metavar="DIGEST", help="Only this plan (the start of its name) and its entries; repeatable."
+    ),
+]
 Name = Annotated[str, typer.Option("--name", metavar="NAME", help="A wheel's: <geometry>_<target>_tp<N>.")]
 Sign = Annotated[Path | None, typer.Option("--sign", metavar="KEY", help="Sign with this Ed25519 private key (PEM).")]
 TrustKeys = Annotated[
@@ -32,40 +45,80 @@ OtherMachine = Annotated[
 ]
 
 
-def pack(
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """What is to be packed, and what a wheel of it is called where nobody says."""
+
+    entries: Sequence[Entry]
+    plans: "Sequence[PlanFile]"
+    name: str = ""
+
+
+def everything(settings: Settings, target: Targets = "") -> Chosen:
+    """All entries of these targets, and every plan that is served by them."""
+    from cache_tools.entries import entries_in
+    from cache_tools.plan_files import plans_in, served_by
+    from cache_tools.roots import readable_layers
+
+    layers, targets = readable_layers(settings), target.split(",") if target else []
+    entries = [entry for entry in entries_in(layers) if not targets or entry.key.target in targets]
+    return Chosen(entries, served_by(plans_in(layers), {entry.key for entry in entries}))
+
+
+def packer(choose: Callable[..., Chosen]) -> Callable[..., None]:
+    """The verb `pack`, with the options of `choose` too, which says what may be packed."""
+    own = inspect.signature(_pack).parameters
+    more = inspect.signature(choose).parameters
+
+    def pack(**given: Any) -> None:
+        with errors_as_json(given["as_json"]):
+            settings = from_environment()
+            chosen = choose(settings, **{name: given.pop(name) for name in more if name in given})
+            _pack(chosen, settings, **given)
+
+    file, *options = (each for name, each in own.items() if name not in ("chosen", "settings"))
+    chooses = (each for name, each in more.items() if name != "settings")
+    keyword = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in (*chooses, *options)]
+    pack.__doc__ = _pack.__doc__
+    pack.__dict__["__signature__"] = inspect.Signature([file, *keyword])
+    return pack
+
+
+def _pack(
+    chosen: Chosen,
+    settings: Settings,
     file: PackFile,
-    target: Targets = "",
+    *,
+    rows: Rows = "",
+    plan: PlanNames = None,
     with_runtime: WithRuntime = False,
     form: Format = "tar.zst",
     name: Name = "",
     sign: Sign = None,
     as_json: Json = False,
 ) -> None:
-    """Put the cache's entries into one file, or a directory, image layout or wheel."""
-    from cache_tools.entries import entries_in
+    """Put the cache's entries and plans into one file, or a directory, image layout or wheel."""
     from cache_tools.pack import Form
-    from cache_tools.roots import readable_layers
-
-    with errors_as_json(as_json):
-        settings = from_environment()
-        chosen = target.split(",") if target else []
-        found = entries_in(readable_layers(settings))
-        entries = [entry for entry in found if not chosen or entry.key.target in chosen]
-        write_pack(file, entries, settings, Form(form, name, sign), with_runtime=with_runtime, as_json=as_json)
-
-
-def write_pack(
-    file: Path, entries: Sequence[Entry], settings: Settings, form: Any, *, with_runtime: bool, as_json: bool
-) -> None:
-    """Write the pack and say what it is; `form` is a `cache_tools.pack.Form`."""
     from cache_tools.pack import pack as pack_entries
 
+    if rows or plan:
+        chosen = _narrowed(chosen, rows, plan or ())
     runtime = None
     if with_runtime:
         from cache_tools.runtime_carried import runtime_to_carry
 
         runtime = runtime_to_carry(settings)
-    tell_packed(pack_entries(file, entries, runtime, form), as_json=as_json)
+    form_of = Form(form, name or chosen.name, sign)
+    tell_packed(pack_entries(file, chosen.entries, runtime, form_of, chosen.plans), as_json=as_json)
+
+
+def _narrowed(found: Chosen, rows: str, names: Sequence[str]) -> Chosen:
+    """Only some plans, and of the entries those that they name."""
+    from cache_tools.plan_files import chosen, parse_rows
+
+    plans = chosen(found.plans, parse_rows(rows), names)
+    keys = {key for each in plans for key in each.plan.keys()}  # noqa: SIM118 - a plan is no mapping
+    return Chosen([entry for entry in found.entries if entry.key in keys], plans, found.name)
 
 
 def tell_packed(packed: Any, *, as_json: bool) -> None:
@@ -75,7 +128,7 @@ def tell_packed(packed: Any, *, as_json: bool) -> None:
         return
     digest = f", sha256 {packed.sha256}" if packed.sha256 else ""
     signed = f", signed with the key {packed.signer[:16]}" if packed.signer else ", not signed"
-    answer(f"{packed.path}: {packed.entries} entries, {packed.size} bytes{digest}")
+    answer(f"{packed.path}: {packed.entries} entries, {packed.plans} plans, {packed.size} bytes{digest}")
     answer(f"merkle root {packed.merkle_root}{signed}")
 
 
@@ -103,7 +156,8 @@ def unpack(
         answer_json({**asdict(done), "root": str(layer.root), "machine": [asdict(need) for need in needs]})
         return
     signed = f"; signed with the key {done.signer[:16]}" if done.signer else "; no signature was checked"
-    answer(f"{file}: {done.new} entries unpacked into {layer.root}, {done.kept} were there already{signed}")
+    plans = f"; {done.plans} plans" if done.plans else ""
+    answer(f"{file}: {done.new} entries unpacked into {layer.root}, {done.kept} were there already{plans}{signed}")
     for need in needs:
         answer(str(need))
 
@@ -141,7 +195,7 @@ def diff(
 
     with errors_as_json(as_json):
         settings = from_environment()
-        a, b = (read_source(path, ANY, settings).entries for path in (first, second))
+        a, b = (read_source(path, ANY, settings) for path in (first, second))
         result = cache_difference(a, b)
     if as_json:
         answer_json(difference_json(result))
@@ -150,3 +204,6 @@ def diff(
             answer(line)
     if not result.equal:
         raise typer.Exit(1)
+
+
+pack = packer(everything)

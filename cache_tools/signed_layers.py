@@ -11,13 +11,15 @@ from pathlib import Path
 from cache_tools.archive import MAX_MANIFEST_BYTES, MAX_SIGNATURE_BYTES, RUNTIME_LIBRARY
 from cache_tools.contents import PACKS
 from cache_tools.manifest import manifest_from_bytes
+from cache_tools.pins import plan_names
 from cache_tools.signing import Trust, check_trust
 from cache_tools.verify import Bad
 from jitspark.errors import EntryError, PackError
 from jitspark.folders import place, read_below
+from jitspark.plan_format import MAX_PLAN_BYTES
 from jitspark.record import MAX_ARTIFACT_BYTES, MAX_RECORD_BYTES
 from jitspark.runtime_library import RUNTIME
-from jitspark.store import ARTIFACT, RECORD, Layer, entry_parts, keys_in
+from jitspark.store import ARTIFACT, PLANS, RECORD, Layer, entry_parts, keys_in
 
 logger = logging.getLogger("jitspark")
 
@@ -33,7 +35,7 @@ class _Kept:
 
 
 def unsigned_files(layers: Sequence[Layer], trust: Trust) -> Iterator[Bad]:
-    """Each file of an entry or a runtime library that no trusted key vouches for, as it stands now.
+    """Each file of an entry, a plan or a runtime library that no trusted key vouches for, as it stands now.
 
     A manifest of an untrusted key, or one that has been changed, vouches for nothing and is said.
     """
@@ -52,6 +54,8 @@ def _kept_files(layer: Layer) -> Iterator[_Kept]:
         parts = entry_parts(key, toolchain)
         yield _Kept((*parts, ARTIFACT), MAX_ARTIFACT_BYTES)
         yield _Kept((*parts, RECORD), MAX_RECORD_BYTES)
+    for name in plan_names(layer.root):
+        yield _Kept((PLANS, name), MAX_PLAN_BYTES)
     for flavour in _names(layer.root / RUNTIME):
         yield _Kept((RUNTIME, flavour, RUNTIME_LIBRARY), _MAX_LIBRARY_BYTES)
 

@@ -1,4 +1,4 @@
-"""`unpack`: the entries of a pack into a cache, each verified, all or none.
+"""`unpack`: the entries and plans of a pack into a cache, each verified, all or none.
 
 Nothing appears in the cache before every byte of the pack has been checked; then each entry appears by one rename.
 """
@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from cache_tools.archive import MANIFEST, bad_pack, is_runtime
+from cache_tools.archive import MANIFEST, bad_pack, is_plan, is_runtime
 from cache_tools.contents import signed_files
 from cache_tools.manifest import Manifest, Needs, needs_of
 from cache_tools.opened import OpenedPack, opened_pack
+from cache_tools.plan_files import PlanFile, PlanFiles
 from cache_tools.signing import Trust
-from jitspark.errors import EntryError
+from jitspark.errors import EntryError, PlanError
 from jitspark.folders import FILE_MODE, cannot_write, make_folder, sync
 from jitspark.key import Key
 from jitspark.record import Record, check_artifact, record_from_bytes
@@ -24,12 +25,13 @@ from jitspark.store import ARTIFACT, RECORD, Layer, publish, read_entry
 
 @dataclass(frozen=True, slots=True)
 class Unpacked:
-    """What unpacking came to: entries that are new in the cache, and those that it had; who signed the pack."""
+    """What unpacking came to: entries that are new in the cache, and those that it had; plans; who signed the pack."""
 
     new: int
     kept: int
     needs: Needs
     signer: str | None = None
+    plans: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,44 +59,51 @@ def unpack(file: Path, layer: Layer, trust: Trust, accept: Callable[[Needs], Non
     """
     root = layer.root
     with opened_pack(file, trust) as pack, staging(root, trusted=layer.trusted) as folder:
-        staged, others = _stage(pack, str(file), root, folder)
+        staged, plans, others = _stage(pack, str(file), root, folder)
         needs = needs_of((each.key, each.record) for each in staged)
         accept(needs)
         fresh = [each for each in staged if not _present(layer, each)]
         for each in fresh:
             publish(root, each.key, each.record, each.directory, trusted=layer.trusted)
-        for path in others:
+        for path in (*(path for path in plans if not _is_plan_there(layer, path.name)), *others):
             _place_file(path, path.relative_to(folder), layer)
-    return Unpacked(len(fresh), len(staged) - len(fresh), needs, pack.signer)
+    return Unpacked(len(fresh), len(staged) - len(fresh), needs, pack.signer, len(plans))
 
 
-def _stage(pack: OpenedPack, where: str, root: Path, folder: Path) -> tuple[list[_Staged], list[Path]]:
-    """Everything in the pack, checked and written below `folder`: entries, and the other files."""
+def _stage(pack: OpenedPack, where: str, root: Path, folder: Path) -> tuple[list[_Staged], list[Path], list[Path]]:
+    """Everything in the pack, checked and written below `folder`: entries, plans, and the other files."""
     entries: list[_Staged] = []
+    plans: list[Path] = []
     others: list[Path] = []
     for item in packed_items(pack, where):
         if isinstance(item, PackedEntry):
             path = _write(folder / str(len(entries)) / ARTIFACT, item.artifact, root)
             entries.append(_Staged(item.key, item.record, path.parent))
+        elif isinstance(item, PlanFile):
+            plans.append(_write(folder / item.path, item.content, root))
         else:
             others.append(_write(folder / item[0], item[1], root))
     if pack.manifest is not None and pack.signature is not None:
         others += [
             _write(folder / path, content, root) for path, content in signed_files(pack.manifest, pack.signature)
         ]
-    return entries, others
+    return entries, plans, others
 
 
-def packed_items(pack: OpenedPack, where: str) -> Iterator[PackedEntry | tuple[str, bytes]]:
-    """Each entry, and (path, content) of each file of a runtime library. Raises PackError for anything else."""
+def packed_items(pack: OpenedPack, where: str) -> Iterator[PackedEntry | PlanFile | tuple[str, bytes]]:
+    """Each entry, each plan, and (path, content) of a runtime library's files. Raises PackError for anything else."""
     seen: list[tuple[Key, Record]] = []
-    files = pack.files
+    files, plans = pack.files, PlanFiles()
     for name, content in files:
         place, _, kind = name.rpartition("/")
         if is_runtime(name):
             if pack.manifest is None:
                 _check_side_file(name, content, next(files, ("the end", b"")), where)
             yield name, content
+        elif is_plan(name):
+            if pack.manifest is None:
+                raise bad_pack(f"{where}: {name}", "a plan in a pack without a manifest", "entries only")
+            yield plans.packed(name, content, f"{where}: {name}")
         else:
             second, record = next(files, ("the end", b""))
             if kind != ARTIFACT or second != f"{place}/{RECORD}":
@@ -140,6 +149,14 @@ def _present(layer: Layer, staged: _Staged) -> bool:
         entry = read_entry(layer, staged.key, staged.record.toolchain_digest)
         return entry is not None and bool(entry.read_artifact())
     except (EntryError, FileNotFoundError):
+        return False
+
+
+def _is_plan_there(layer: Layer, name: str) -> bool:
+    """Whether the cache holds a plan of this name, and it is good."""
+    try:
+        return bool(PlanFiles().stored(layer, name))
+    except (EntryError, PlanError, FileNotFoundError):
         return False
 
 

@@ -1,10 +1,12 @@
-"""`verify`: every entry of every layer read and hashed again."""
+"""`verify`: every entry and every plan of every layer read and hashed again."""
 
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from jitspark.errors import EntryError
+from cache_tools.pins import plan_names
+from cache_tools.plan_files import PlanFiles
+from jitspark.errors import EntryError, PlanError
 from jitspark.key import Key
 from jitspark.store import Layer, entry_directory, keys_in, read_entry
 
@@ -22,14 +24,15 @@ class Verified:
     """What `verify` came to; `size` counts the artifacts' bytes that were hashed and found good."""
 
     entries: int
+    plans: int
     size: int
     bad: tuple[Bad, ...]
 
 
 def verify(layers: Sequence[Layer]) -> Verified:
-    """Re-hash every entry. Changes nothing: a lookup sets bad entries aside when it meets them."""
+    """Re-hash every entry, and read every plan. Changes nothing: a lookup sets bad entries aside when it meets them."""
     bad: list[Bad] = []
-    entries = size = 0
+    entries = plans = size = 0
     for layer in layers:
         for key, toolchain in keys_in(layer):
             try:
@@ -39,7 +42,23 @@ def verify(layers: Sequence[Layer]) -> Verified:
                     continue  # cleaned up while we looked
                 bad.append(Bad(problem.where, problem.found))
             entries += 1
-    return Verified(entries, size, tuple(bad))
+        for found in _plans(layer):
+            plans += 1
+            bad += found
+    return Verified(entries, plans, size, tuple(bad))
+
+
+def _plans(layer: Layer) -> Iterator[list[Bad]]:
+    """What is wrong with each plan: nothing or one thing."""
+    files = PlanFiles()
+    for name in plan_names(layer.root):
+        try:
+            files.stored(layer, name)
+            yield []
+        except FileNotFoundError:
+            continue
+        except (EntryError, PlanError) as problem:
+            yield [Bad(problem.where, problem.found)]
 
 
 def _good_bytes(layer: Layer, key: Key, toolchain: str) -> int:
@@ -53,4 +72,5 @@ def _good_bytes(layer: Layer, key: Key, toolchain: str) -> int:
 def verified_lines(result: Verified) -> Iterator[str]:
     """The result for people."""
     yield from (f"bad: {bad.where}: {bad.found}" for bad in result.bad)
-    yield f"{result.entries} entries, {len(result.bad)} bad, {result.size} bytes verified"
+    plans = f"{result.plans} plans, " if result.plans else ""
+    yield f"{result.entries} entries, {plans}{len(result.bad)} bad, {result.size} bytes verified"

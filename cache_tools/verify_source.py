@@ -6,6 +6,7 @@ from pathlib import Path
 
 from cache_tools.entries import entries_in
 from cache_tools.opened import opened_pack
+from cache_tools.plan_files import PlanFile
 from cache_tools.roots import readable_layers, readable_root
 from cache_tools.signed_layers import unsigned_files
 from cache_tools.signing import ANY, Trust
@@ -24,6 +25,7 @@ class VerifiedSource:
     """
 
     entries: int
+    plans: int
     size: int
     bad: tuple[Bad, ...]
     signed: bool
@@ -45,14 +47,17 @@ def verify_source(source: Path | None, trust: Trust | None, share: float | None,
         entries = list(entries_in(layers)) if share else ()
     different, skipped, same = _rebuilt(entries, share, settings) if share else ((), (), None)
     bad = (*hashed.bad, *unsigned, *different)
-    return VerifiedSource(hashed.entries, hashed.size, bad, trust is not None, same, skipped)
+    return VerifiedSource(hashed.entries, hashed.plans, hashed.size, bad, trust is not None, same, skipped)
 
 
 def _read_through(file: Path, trust: Trust) -> Verified:
     """A pack, entry by entry, so that it need not fit into memory. Raises PackError at the first thing amiss."""
     with opened_pack(file, trust) as pack:
-        sizes = [item.record.size for item in packed_items(pack, str(file)) if isinstance(item, PackedEntry)]
-    return Verified(len(sizes), sum(sizes), ())
+        sizes, plans = [], 0
+        for item in packed_items(pack, str(file)):
+            sizes += [item.record.size] if isinstance(item, PackedEntry) else []
+            plans += isinstance(item, PlanFile)
+    return Verified(len(sizes), plans, sum(sizes), ())
 
 
 def _rebuilt(
@@ -72,7 +77,7 @@ def _name(entry: Entry) -> str:
 def source_lines(result: VerifiedSource) -> Iterator[str]:
     """The result for people."""
     yield from (f"not compared: {each.where}: {each.found}" for each in result.skipped)
-    yield from verified_lines(Verified(result.entries, result.size, result.bad))
+    yield from verified_lines(Verified(result.entries, result.plans, result.size, result.bad))
     if result.signed:
         yield "every file is signed with a key that --trust names" if not result.bad else "not all is as it was signed"
     if result.rebuilt is not None:

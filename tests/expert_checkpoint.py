@@ -16,7 +16,7 @@ BYTES = torch.uint8
 E4M3 = torch.float8_e4m3fn
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Experts:
     """The fields of a geometry's experts that are read."""
 

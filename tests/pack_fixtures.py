@@ -17,6 +17,9 @@ from cache_tools.pack import pack
 from cache_tools.signing import ANY
 from cache_tools.unpack import unpack as unpack_trusting
 from jitspark.errors import PackError
+from jitspark.plan import CUTE, Buffer, Kind, Launch, Plan, Stage, TensorArgument
+from jitspark.plan_format import to_bytes
+from jitspark.plan_store import put_bytes
 from jitspark.store import Layer
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -42,6 +45,35 @@ def filled(root, templates, *counts):
     kernels = zip(("stub", "other"), counts, strict=False)
     items = [item for kernel, count in kernels for item in wanted(count, kernel=kernel)]
     return fill(root, items, templates, other_toolchain())
+
+
+def step_of(entries, rows=8, stage=Stage.DECODE, query_length=8):
+    """A plan that launches these entries, one after the other."""
+    key = entries[0].key
+    launches = [
+        Launch(f"{place}", "part", CUTE, each.key.kernel, each.key, (TensorArgument("x", "inout"),), {})
+        for place, each in enumerate(entries)
+    ]
+    return Plan(
+        stage=stage,
+        geometry="stub",
+        tp=1,
+        query_length=query_length,
+        rows=rows,
+        target=key.target,
+        host=key.host,
+        providers={},
+        buffers=(Buffer("x", Kind.INPUT, (rows, 4), "float32"),),
+        launches=tuple(launches),
+        workspace_bytes=0,
+        symmetric_bytes=0,
+    )
+
+
+def store_plan(root, plan):
+    """The plan among the plans of a root, under some name of its own; where."""
+    name = sha256(f"{plan.stage} {plan.rows}".encode())
+    return put_bytes(Layer(root, writable=True), name, to_bytes(plan))
 
 
 def everything_below(root):

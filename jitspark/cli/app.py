@@ -8,9 +8,9 @@ import typer
 from cache_tools import cleaning, commands, shipping
 from cache_tools.command_line import answer, answer_json, errors_as_json, say
 from cache_tools.commands import Json
-from cache_tools.shipping import Format, Name, PackFile, Sign, Targets, WithRuntime
+from cache_tools.shipping import Targets
 from jitspark.cli.selection import Selection, parse_targets, parse_tp
-from jitspark.settings import from_environment
+from jitspark.settings import Settings, from_environment
 
 DEFAULT_GEOMETRY = "muse_spark_open"
 
@@ -158,31 +158,21 @@ def doctor(
     raise typer.Exit(any(check.status == "FAIL" for check in found))
 
 
-@app.command()
-def pack(
-    file: PackFile,
+def _to_pack(
+    settings: Settings,
     target: Targets = "",
     tp: Annotated[str, typer.Option("--tp", metavar="N[,N]", help="Exactly what these deployments ask for.")] = "",
-    *,
     geometry: Geometry = DEFAULT_GEOMETRY,
-    with_runtime: WithRuntime = False,
-    form: Format = "tar.zst",
-    name: Name = "",
-    sign: Sign = None,
-    as_json: Json = False,
-) -> None:
-    """Put the cache's entries, all or a deployment's, into one file, a directory, an image layout or a wheel."""
+) -> shipping.Chosen:
+    """All there is, or exactly what deployments ask for."""
     if not tp:
-        shipping.pack(file, target, with_runtime, form, name, sign, as_json)
-        return
-    from cache_tools.pack import Form
-    from jitspark.cli.pack_deployment import deployment_entries, wheel_name
+        return shipping.everything(settings, target)
+    from jitspark.cli.pack_deployment import of_deployments
 
-    with errors_as_json(as_json):
-        settings, selection = from_environment(), _selection(tp, target, geometry, None)
-        chosen = Form(form, name or wheel_name(selection), sign)
-        entries = deployment_entries(selection, settings)
-        shipping.write_pack(file, entries, settings, chosen, with_runtime=with_runtime, as_json=as_json)
+    return of_deployments(_selection(tp, target, geometry, None), settings)
+
+
+app.command("pack")(shipping.packer(_to_pack))
 
 
 def _selection(tp: str, target: str, geometry: str, kernels: list[str] | None) -> Selection:

@@ -1,19 +1,27 @@
-"""`pack --tp`: exactly the entries that deployments ask for, none missing."""
+"""`pack --tp`: exactly the entries and plans that deployments ask for, none missing."""
 
 import re
 from pathlib import Path
 
 from cache_tools.entries import entries_of
+from cache_tools.plan_files import PlanFile, plans_in
 from cache_tools.roots import readable_layers
+from cache_tools.shipping import Chosen
 from jitspark.build import missing_entries
 from jitspark.cli.selection import Selection, wanted_by
+from jitspark.cli.warm_plans import deployments
+from jitspark.errors import PlanError
 from jitspark.settings import Settings
-from jitspark.store import Entry
+from jitspark.store import PLANS, Entry, Layer
 
 
-def deployment_entries(selection: Selection, settings: Settings) -> list[Entry]:
-    """The entries to pack. Raises MissingEntriesError when the cache lacks one."""
+def of_deployments(selection: Selection, settings: Settings) -> Chosen:
+    """What to pack. Raises MissingEntriesError or PlanError when the cache lacks something."""
     layers = readable_layers(settings)
+    return Chosen(_entries(selection, layers), _plans(selection, layers), wheel_name(selection))
+
+
+def _entries(selection: Selection, layers: tuple[Layer, ...]) -> list[Entry]:
     keys = [item.key for item in wanted_by(selection)]
     found = {key: entries_of(key, layers) for key in keys}
     missing = [key for key in keys if not found[key]]
@@ -21,6 +29,21 @@ def deployment_entries(selection: Selection, settings: Settings) -> list[Entry]:
         remedy = f"Run `{selection.warm_command()}` first."
         raise missing_entries(missing, needed="an entry for every key", remedy=remedy)
     return [entry for key in keys for entry in found[key]]
+
+
+def _plans(selection: Selection, layers: tuple[Layer, ...]) -> list[PlanFile]:
+    wanted = {request.digest: request for served in deployments(selection) for request in served.requests()}
+    found = [each for each in plans_in(layers) if each.name in wanted]
+    missing = [request.title() for name, request in wanted.items() if name not in {each.name for each in found}]
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise PlanError(
+            where=PLANS,
+            found=f"no {missing[0]}{more}",
+            needed="every plan of these deployments",
+            remedy=f"Run `{selection.warm_command()}` first.",
+        )
+    return found
 
 
 def wheel_name(selection: Selection) -> str:

@@ -20,7 +20,7 @@ from cache_tools.merge import merge
 from cache_tools.pack import Form, pack
 from cache_tools.quantities import parse_share
 from cache_tools.signing import ANY, Trust, trust_in
-from cache_tools.sources import read_source
+from cache_tools.sources import Source, read_source
 from cache_tools.unpack import unpack
 from jitspark import rebuild as rebuild_module
 from jitspark.errors import PackError, TargetError, UsageError
@@ -217,24 +217,29 @@ def test_a_merge_of_different_runtime_libraries_is_refused(tmp_path, entries, se
         merge(tmp_path / "m.tar.zst", [tmp_path / "a.tar.zst", tmp_path / "b.tar.zst"], ANY, Form(), settings)
 
 
+def source(entries):
+    return Source(None, tuple(entries), (), None)
+
+
 def test_a_difference_tells_what_is_on_one_side_and_in_which_fields(tmp_path, templates, settings):
     first = filled(tmp_path / "a", templates, 3)
     second = stub_cache.fill(tmp_path / "b", stub_cache.wanted(3, start=1), templates, stub_cache.other_toolchain())
     pack(tmp_path / "b.tar.zst", second)
-    packed = read_source(tmp_path / "b.tar.zst", ANY, settings).entries
-    found = cache_difference(first, packed)
+    packed = read_source(tmp_path / "b.tar.zst", ANY, settings)
+    found = cache_difference(source(first), packed)
 
     assert [(each.side, each.key) for each in found.only] == [("A", first[0].key), ("B", second[2].key)]
     assert {d.field for each in found.only for d in each.differences} == {"axes.n"}
     assert (found.same, found.equal) == (2, False)
     assert list(difference_lines(found, "a", "b"))[-1].startswith("2 entries the same, 0 with other bytes, 2 on one")
-    assert difference_json(cache_difference(second, packed)) == {"only": [], "changed": [], "same": 3, "equal": True}
+    same = {"only": [], "changed": [], "plans": [], "same": 3, "equal": True}
+    assert difference_json(cache_difference(source(second), packed)) == same
 
 
 def test_a_difference_tells_other_bytes(tmp_path, templates, entries):
     forged = other_bytes(stub_cache.wanted(1)[0], templates, tmp_path / "other")
 
-    assert cache_difference(entries, [forged]).changed == ((forged.key, forged.toolchain),)
+    assert cache_difference(source(entries), source([forged])).changed == ((forged.key, forged.toolchain),)
 
 
 def stub_spec(name):
