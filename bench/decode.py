@@ -32,6 +32,8 @@ from jitspark.plan_binding import local_memory
 
 RESULTS = Path(__file__).resolve().parent / "results"
 STOCK = "stock"
+# operations that read the schedule or the ids of routing
+SCHEDULED = ("grouped_gemm_swiglu", "grouped_gemm_partial", "expert_combine_rmsnorm", "expert_reduce_rmsnorm_combine")
 NUMBERS = {"rank": 0, "timeout_us": 2_000_000}
 UNIFORM = {8: 57, 16: 102, 32: 163, 64: 222}  # distinct experts of 256 where each token chooses 8 at random
 
@@ -173,7 +175,8 @@ def _measure(rank: Rank, point: Point, rate: float, options: argparse.Namespace)
         "problems": [text for name, each in executors.items() for text in _problems(name, each)],
     }
     if options.parts:
-        found["parts_us"] = {name: _parts(each, options.replays) for name, each in executors.items()}
+        found["parts_us"] = {name: _parts(each, _part, options.replays) for name, each in executors.items()}
+        found["operations_us"] = _parts(executors[CUTE], lambda launch: launch.operation, options.replays)
     del executors, captured
     torch.cuda.empty_cache()
     return found
@@ -206,21 +209,23 @@ def _problems(name: str, executor: Executor) -> Iterator[str]:
         yield f"{name}: hidden states that are not finite"
 
 
-def _parts(executor: Executor, replays: int) -> dict[str, float]:
-    """Microseconds of each part's launches, of all layers, without the others between them.
+def _parts(executor: Executor, name_of: Callable[[Launch], str], replays: int) -> dict[str, float]:
+    """Microseconds of the launches that `name_of` names alike, of all layers, without the others between them.
 
-    Routing is launched with the experts, as their schedule must be one, and taken off again.
+    Routing is launched with what reads its schedule, which must be one, and taken off again.
     """
-    groups: dict[str, list[Launch]] = {}
-    for launch in executor.plan.launches:
-        groups.setdefault(_part(launch), []).append(launch)
-    routed = [each for each in executor.plan.launches if each.operation == forced_routing.ROUTING]
-    experts = [each for each in executor.plan.launches if _part(each) == "experts" or each in routed]
-    groups |= {"experts": experts, "routing": routed}
-    chains = {name: _capture(_launching(executor, launches))[0] for name, launches in groups.items()}
+    launches = executor.plan.launches
+    routing = frozenset(each.name for each in launches if each.operation == forced_routing.ROUTING)
+    scheduled = {name_of(each) for each in launches if each.operation.endswith(SCHEDULED)}
+    groups = {
+        name: [each for each in launches if name_of(each) == name or (name in scheduled and each.name in routing)]
+        for name in dict.fromkeys(map(name_of, launches))
+    }
+    groups["routing alone"] = [each for each in launches if each.name in routing]
+    chains = {name: _capture(_launching(executor, chosen))[0] for name, chosen in groups.items()}
     found = {name: each.median_us for name, each in time_chains(chains, 1, replays).items()}
-    alone = found.pop("routing")
-    return {**found, "experts": found["experts"] - alone}
+    alone = found.pop("routing alone")
+    return {name: us - (alone if name in scheduled else 0.0) for name, us in found.items()}
 
 
 def _part(launch: Launch) -> str:

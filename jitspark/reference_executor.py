@@ -27,7 +27,7 @@ class ReferenceExecutor(BoundPlan):
 
     A launch of any provider runs the reference of its operation; `operations` serve those that are no kernel of ours,
     and `instead` has other callables for some, by name, to hold them against their references. `gather` brings what the
-    ranks exchange; without it every rank has the same, as when all addresses are a rank's own. The other arguments are
+    ranks exchange; without it a rank exchanges with itself, as when all addresses are its own. The other arguments are
     as `Executor` has them. Raises BindingError for whatever does not fit.
     """
 
@@ -46,11 +46,10 @@ class ReferenceExecutor(BoundPlan):
         symmetric: SymmetricMemory | None = None,
         max_context: int | None = None,
     ) -> None:
-        bring = gather or partial(_alike_on_all, plan.tp)
         calls = {
             launch.name: partial(instead[launch.operation], **launch.statics)
             if instead is not None and launch.operation in instead
-            else reference_call(plan, launch, operations or {}, bring)
+            else reference_call(plan, launch, operations or {}, gather)
             for launch in plan.launches
         }
         binding = Binding(plan, device, numbers=numbers, arena=arena, symmetric=symmetric)
@@ -66,7 +65,7 @@ def argument_names(launch: Launch) -> list[str]:
     return [each.buffer if isinstance(each, TensorArgument) else "" for each in launch.arguments]
 
 
-def reference_call(plan: Plan, launch: Launch, operations: Operations, gather: Gather) -> Call:
+def reference_call(plan: Plan, launch: Launch, operations: Operations, gather: Gather | None = None) -> Call:
     """The reference of a launch's operation, with its statics; of an operation without one, the provider's own.
 
     Raises BindingError when there is neither.
@@ -85,19 +84,30 @@ def reference_call(plan: Plan, launch: Launch, operations: Operations, gather: G
             remedy=f"Mend kernel_specs/{launch.operation}/reference.py.",
         ) from problem
     bound = partial(function, **launch.statics)
-    return _exchange(found, bound, argument_names(launch), gather) if hasattr(found, "deliver") else bound
-
-
-def _exchange(module: ModuleType, reference: Call, names: list[str], gather: Gather) -> Call:
-    """A reference that finds in its inboxes what the other ranks have sent."""
+    if not hasattr(found, "deliver"):
+        return bound
+    names, fill = argument_names(launch), _from_all(found, gather) if gather else _from_itself(found, plan.tp)
 
     def call(*arguments: Any) -> None:
-        named = dict(zip(names, arguments, strict=True))
-        module.deliver(gather(named[module.PAYLOAD]), named)
-        reference(*arguments)
+        fill(dict(zip(names, arguments, strict=True)))
+        bound(*arguments)
 
     return call
 
 
-def _alike_on_all(ranks: int, tensor: Tensor) -> Tensor:
-    return tensor.expand(ranks, *tensor.shape)
+def _from_all(module: ModuleType, gather: Gather) -> Callable[[dict[str, Any]], None]:
+    """What puts the other ranks' packets into the inboxes of a reference's arguments."""
+    return lambda named: module.deliver(gather(named[module.PAYLOAD]), named)
+
+
+def _from_itself(module: ModuleType, ranks: int) -> Callable[[dict[str, Any]], None]:
+    """The same for a rank whose peers' addresses are its own: what it sends comes back to it."""
+    alone: Callable[[dict[str, Any]], None] | None = getattr(module, "deliver_alone", None)
+    if alone is not None:
+        return alone
+
+    def fill(named: dict[str, Any]) -> None:
+        payload = named[module.PAYLOAD]
+        module.deliver(payload.expand(ranks, *payload.shape), named)
+
+    return fill

@@ -78,11 +78,13 @@ def launch_by_launch(bench: Bench) -> Outcome:
     """Every launch against its reference, from equal inputs, in an arena of NaN."""
     problems: list[str] = []
     margins: dict[str, float] = {}
-    for judged in compare_runs(bench.executor(), bench.reference()):
+    executor = bench.executor()
+    for judged in compare_runs(executor, bench.reference()):
         operation = judged.launch.operation
         problems += [f"{judged.launch.name} ({operation}): {text}" for text in judged.problems]
         worst = max((each.margin for each in judged.comparisons), default=0.0)
         margins[operation] = max(margins.get(operation, 0.0), worst)
+    problems += [f"{name} is not finite" for name, each in executor.outputs.items() if not bool(each.isfinite().all())]
     return Outcome("launch by launch as its references", tuple(problems), margins)
 
 

@@ -91,6 +91,27 @@ def deliver(every: Tensor, arguments: Mapping[str, Any]) -> None:
         sum_inbox[(rank - source) % world_size, :, len(results[source::world_size]) :] = 0
 
 
+def deliver_alone(arguments: Mapping[str, Any]) -> None:
+    """What a rank finds in its inboxes where every peer's address is its own: what it sends to the others itself.
+
+    In the place of another rank's rows of its tokens lie its own rows of that rank's neighbour's tokens, and its own
+    results in the places of all: no step of a model, but the same work, for a bench. Each rank owns as many tokens.
+    """
+    rank, epochs, ids = arguments["rank"], arguments["epochs"], arguments["topk_ids"]
+    row_inbox, sum_inbox = arguments["row_inbox"], arguments["sum_inbox"]
+    world_size, places = row_inbox.shape[0], row_inbox.shape[2]
+    mine = slice(rank, None, world_size)
+    rows = present_rows(arguments["rows"], ids)
+    parts = torch.stack([rows[(2 * rank - source) % world_size :: world_size] for source in range(world_size)])
+    exchange.deliver(torch.stack([padded(each, places) for each in parts]), row_inbox, epochs, rank)
+    unsent = ids[mine] < 0
+    unsent[:, 0] = False
+    row_inbox[:, :, : len(unsent)].masked_fill_(unsent[None, None, :, :, None], 0.0)
+    owned = results_of(parts, ids[mine], arguments["topk_weights"][mine], arguments["weight"], arguments["eps"])
+    exchange.deliver(padded(owned, places).expand(world_size, -1, -1), sum_inbox, epochs, rank)
+    sum_inbox[:, :, len(owned) :] = 0
+
+
 def random_world(
     specialization: Specialization, axes: Mapping[str, int], generator: torch.Generator
 ) -> tuple[dict[str, Any], Tensor]:
