@@ -21,13 +21,24 @@ from typing import Any
 import torch
 
 from bench import machine, packed_cache
-from bench.markov_scene import MARKOV_RANK, MULTIPLIER, SOFT_CAP, VOCAB_SIZE, Scene, kernels, make_scene, specialization
+from bench.markov_scene import (
+    MARKOV_RANK,
+    MAX_REQUESTS,
+    MULTIPLIER,
+    SOFT_CAP,
+    VOCAB_SIZE,
+    Scene,
+    kernels,
+    make_scene,
+    specialization,
+)
 from bench.timing import chain, read_rate, time_chains
 from kernel_specs.markov_gumbel_sampling import reference
 from kernel_specs.markov_gumbel_sampling.spec import NUM_STEPS
 
 ROTATED_BYTES = 240e6  # of weights, so that each launch reads them from memory
 WARM = "warm"  # the same weight every time: what L2 would give
+LOCAL = "local_exchange"  # one rank of several, whose peers are itself
 
 Call = Callable[[], object]
 
@@ -36,15 +47,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     target = machine.own_target()
     wanted = {tp: specialization(VOCAB_SIZE // tp) for tp in options.tp}
+    exchanged = [specialization(VOCAB_SIZE // tp, world_size=tp) for tp in options.tp]
     with packed_cache.cache_root(options) as root:
-        functions = dict(zip(wanted, kernels(root, list(wanted.values()), target), strict=True))
+        loaded = kernels(root, [*wanted.values(), *exchanged], target)
+    functions = dict(zip(wanted, zip(loaded[: len(wanted)], loaded[len(wanted) :], strict=True), strict=True))
     generator = torch.Generator(device="cuda").manual_seed(0)
     about = machine.description(options.commit)
     found: dict[str, Any] = {"about": about, "read_tb_per_s": read_rate() / 1e6, "runs": []}
-    for tp, function in functions.items():
+    for tp, (function, with_peers) in functions.items():
         for requests in options.requests:
             made = make_scene(requests, VOCAB_SIZE // tp, generator, wanted[tp].axes["exchange_words"])
-            run = _measure(made, function, generator, stock=options.stock and tp == options.tp[0])
+            run = _measure(made, function, with_peers, tp, generator, stock=options.stock and tp == options.tp[0])
             found["runs"].append(
                 {"tp": tp, "requests": requests, **_floors(tp, requests, found["read_tb_per_s"]), **run}
             )
@@ -62,10 +75,13 @@ def _floors(tp: int, requests: int, rate: float) -> dict[str, float]:
     return {f"floor_{name}_us": num_bytes / rate / 1e6 for name, num_bytes in floors.items()}
 
 
-def _measure(scene: Scene, function: Any, generator: torch.Generator, *, stock: bool) -> dict[str, Any]:
+def _measure(
+    scene: Scene, function: Any, with_peers: Any, tp: int, generator: torch.Generator, *, stock: bool
+) -> dict[str, Any]:
     calls = _calls(scene, function)
+    exchanged = _exchanged_calls(scene, with_peers, tp)
     count = 2 * len(calls)
-    chains = {"kernel": chain(calls, count), WARM: chain(calls[:1], count)}
+    chains = {"kernel": chain(calls, count), WARM: chain(calls[:1], count), LOCAL: chain(exchanged, count)}
     timings = time_chains(chains, count, 21)
     result: dict[str, Any] = {f"{name}_us": timing.median_us for name, timing in timings.items()}
     result |= {"kernel_p10_us": timings["kernel"].p10_us, "kernel_p90_us": timings["kernel"].p90_us}
@@ -77,11 +93,23 @@ def _measure(scene: Scene, function: Any, generator: torch.Generator, *, stock: 
     return result | {"stuck": scene.stuck()}
 
 
-def _calls(scene: Scene, function: Any) -> list[Call]:
+def _calls(scene: Scene, function: Any) -> list[partial[object]]:
     """Calls with weights of their own each."""
     num_bytes = scene.markov_w2.numel() * 2
     weights = [scene.markov_w2.clone() for _ in range(max(2, -(-int(ROTATED_BYTES) // num_bytes)))]
     return [partial(function, *replace(scene, markov_w2=weight).arguments()) for weight in weights]
+
+
+def _exchanged_calls(scene: Scene, function: Any, ranks: int) -> list[partial[object]]:
+    """Calls of one rank of several, all of whose peers are itself: the exchange without the way between GPUs."""
+    winners = torch.zeros(NUM_STEPS, MAX_REQUESTS, ranks, dtype=torch.int64, device="cuda")
+    peers = torch.full((ranks,), winners.data_ptr(), device="cuda")
+    logits = torch.zeros_like(scene.base_logits)
+    weights = [call.args[2] for call in _calls(scene, function)]
+    return [
+        partial(function, *replace(scene, markov_w2=weight).exchanged_arguments(0, logits, winners, peers))
+        for weight in weights
+    ]
 
 
 def vllm_sampler() -> Callable[..., torch.Tensor] | None:

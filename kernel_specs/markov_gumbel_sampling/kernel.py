@@ -27,6 +27,7 @@ from kernel_specs.primitives.grouped_gemm import bulk_copy
 from kernel_specs.primitives.reduce import pairwise_sum
 
 ITEM = 4
+NUM_TENSORS = 12  # arguments that every specialization begins with
 DRAFT_SALT = 1 << 30  # keeps the draft's noise apart from the target's; vLLM's choice
 LINE_BYTES = 128
 
@@ -37,7 +38,9 @@ def markov_gumbel_sampling(
     markov_rank: int,
     num_steps: int,
     exchange_words: int,
+    world_size: int,
     capped: bool,
+    exchanged: bool,
     warps: int,
     warp_blocks: int,
     resident_blocks: int,
@@ -46,6 +49,7 @@ def markov_gumbel_sampling(
     tile = Tiling(vocab_rows, markov_rank, warps, warp_blocks, resident_blocks)
     assert exchange_words == tile.exchange_words(num_steps)
     assert vocab_size <= 1 << TOKEN_BITS
+    assert exchanged == (world_size > 1)
     pieces, num_ctas = tile.pieces, tile.num_ctas
     # sums of a row block in turn, so that products need not wait for each other; where they wait for L2, two will do
     chains = 4 if warp_blocks == 1 else 2
@@ -220,7 +224,9 @@ def markov_gumbel_sampling(
                         total = pairwise_sum([sums[chain * ITEM + item] for chain in range(chains)])
                         at = (block * 2 + half) * 2 + i
                         logit = transform(bases[at], total, scale, cap)
-                        if state >= 0:
+                        if cutlass.const_expr(exchanged):
+                            draft_logits[request, step, row] = logit
+                        elif state >= 0:
                             draft_logits[cutlass.Int64(state), step, first_token + row] = logit
                         value = logit.to(cutlass.Float32)
                         noised = gumbel_noise.divide(value, heat) - negated_noise[at]
@@ -260,8 +266,39 @@ def markov_gumbel_sampling(
                 _prefetch(table.iterator + start)
 
     @cute.jit
+    def tell_ranks(
+        slots: cute.Pointer,
+        peers: cute.Tensor,
+        patience: cute.Tensor,
+        epoch: cutlass.Uint32,
+        step: cutlass.Int32,
+        rank: cutlass.Int32,
+        num_requests: cutlass.Int32,
+        warp: cutlass.Int32,
+        lane: cutlass.Int32,
+    ) -> None:
+        """Send this rank's winners to all ranks, itself included: to slot `ahead` of the one so many places ahead."""
+        ahead = cutlass.min(lane, world_size - 1)
+        peer = peers[(rank + ahead) % world_size]
+        for request in cutlass.range(warp, MAX_REQUESTS, warps, unroll=1):
+            word = cute.make_rmem_tensor((1,), cutlass.Int64)
+            word[0] = cutlass.Int64(candidates.word_of((cutlass.Uint32(0), cutlass.Uint32(0)), epoch))
+            if request < num_requests:
+                own_slots = slots + (step * MAX_REQUESTS + request) * num_ctas
+                found = candidates.await_largest(own_slots, num_ctas, epoch, patience, lane, "gpu")
+                word[0] = cutlass.Int64(candidates.word_of(found, epoch))
+            if lane < world_size:
+                slot = (step * MAX_REQUESTS + request) * world_size + ahead
+                address = peer + cutlass.Int64(slot) * 8
+                there = cute.make_ptr(cutlass.Int64, address, cute.AddressSpace.gmem, assumed_align=8)
+                candidates.publish(there, word[0], "sys")
+
+    @cute.jit
     def find_winners(
         slots: cute.Pointer,
+        winners: cute.Tensor | None,
+        peers: cute.Tensor | None,
+        rank: cutlass.Int32,
         previous: cute.Tensor,
         draft_tokens: cute.Tensor,
         patience: cute.Tensor,
@@ -272,9 +309,18 @@ def markov_gumbel_sampling(
         lane: cutlass.Int32,
     ) -> None:
         """Each request's next token, for this CTA's next step and from the first CTA for the caller."""
-        for request in cutlass.range(warp, draft_tokens.shape[0], warps, unroll=1):
-            own_slots = slots + (step * MAX_REQUESTS + request) * num_ctas
-            token = candidates.token_of(candidates.await_largest(own_slots, num_ctas, epoch, patience, lane, "gpu"))
+        num_requests = draft_tokens.shape[0]
+        if cutlass.const_expr(exchanged):
+            if cta == 0:
+                tell_ranks(slots, peers, patience, epoch, step, rank, num_requests, warp, lane)
+        for request in cutlass.range(warp, num_requests, warps, unroll=1):
+            row = step * MAX_REQUESTS + request
+            if cutlass.const_expr(exchanged):
+                words = winners.iterator + row * world_size
+                found = candidates.await_largest(words, world_size, epoch, patience, lane, "sys")
+            else:
+                found = candidates.await_largest(slots + row * num_ctas, num_ctas, epoch, patience, lane, "gpu")
+            token = candidates.token_of(found)
             if lane == 0:
                 previous[request] = cutlass.min(token, vocab_size - 1)
                 if cta == 0:
@@ -294,7 +340,10 @@ def markov_gumbel_sampling(
         draft_tokens: cute.Tensor,
         draft_logits: cute.Tensor,
         exchange: cute.Tensor,
+        winners: cute.Tensor | None,
+        peers: cute.Tensor | None,
         first_token: cutlass.Int32,
+        rank: cutlass.Int32,
         scale: cutlass.Float32,
         cap: cutlass.Float32 | None,
     ) -> None:
@@ -370,7 +419,9 @@ def markov_gumbel_sampling(
             # A warp that waits for winners looks ahead while its embeddings are under way, the others while it waits.
             if goes_on & (warp >= num_requests):
                 look_ahead(base_logits, prefixes, bases, negated_noise, step + 1, first_row, first_token, lane)
-            find_winners(slots, previous, draft_tokens, patience, epoch, step, cta, warp, lane)
+            find_winners(
+                slots, winners, peers, rank, previous, draft_tokens, patience, epoch, step, cta, warp, lane
+            )  # fmt: skip
             cute.arch.sync_threads()
             if goes_on:
                 load_embeddings(embeddings, markov_w1, previous, num_requests, lane)
@@ -384,14 +435,16 @@ def markov_gumbel_sampling(
             exchange[LAUNCHES] = launches + 1
 
     @cute.jit
-    def host(*arguments) -> None:  # `soft_cap` exists only when capped
-        *tensors, exchange, first_token, multiplier = arguments[: len(arguments) - (2 if capped else 1)]
-        cap = arguments[-2] if capped else None
-        scale = multiplier / cap if capped else multiplier
-        device(*tensors, exchange, first_token, scale, cap).launch(
+    def host(*arguments) -> None:  # some exist only when capped, or when exchanged
+        *given, cuda_stream = arguments
+        tensors, given = given[:NUM_TENSORS], given[NUM_TENSORS:]
+        winners, peers, first_token, rank = given[:4] if exchanged else (None, None, given[0], cutlass.Int32(0))
+        multiplier, *cap = given[4 if exchanged else 1 :]
+        scale = multiplier / cap[0] if capped else multiplier
+        device(*tensors, winners, peers, first_token, rank, scale, cap[0] if capped else None).launch(
             grid=(num_ctas, 1, 1),
             block=(tile.threads, 1, 1),
-            stream=arguments[-1],
+            stream=cuda_stream,
             min_blocks_per_mp=1,
             use_pdl=True,
         )

@@ -14,6 +14,11 @@ Of equal values the lowest token id wins; NaN counts as the largest value, as in
 -inf gives its lowest id. The Gumbel noise G is vLLM 0.33.0's, which hashes (s ^ j << 32, sample_pos - 1 + 2^30, v):
 kernel_specs/primitives/gumbel_noise.py. Integers wrap around in 64 bits.
 
+`exchanged`: the vocabulary is shared by `world_size` ranks, whose winners meet in every step: this rank's go to slot
+`ahead` of `winners` on the rank that many places ahead (mod world_size), for every `ahead` from 0, at the addresses
+`peers`; so a table of nothing but its own address is a world of ranks that all find the same. The rank's logits, also
+those of inert requests, are then `shard_logits`, which others gather: the cache must be whole on every rank.
+
 `exchange` is memory of the launch's own: zero before the first launch that uses it, and left alone by everybody else.
 All CTAs wait for each other in every step, so they must fit on the GPU at once (`Tiling.num_ctas` of them, one on a
 multiprocessor); a wait that lasts for seconds ends, and leaves a mark in `exchange[1]`.
@@ -26,7 +31,7 @@ from typing import TYPE_CHECKING
 from jitspark.constraints import AtMost, Divisible
 from jitspark.spec import CONST, VAR, Case, KernelSpec, Scalar, Specialization, Tensor
 from jitspark.target import TARGETS
-from kernel_specs.markov_gumbel_sampling.tiling import MAX_REQUESTS, MAX_WARPS, PIECE, Tiling, choose
+from kernel_specs.markov_gumbel_sampling.tiling import LANES, MAX_REQUESTS, MAX_WARPS, PIECE, Tiling, choose
 from kernel_specs.primitives.candidate_words import TOKEN_BITS
 
 if TYPE_CHECKING:  # cases are checked where no geometry library is installed
@@ -38,32 +43,40 @@ NUM_STEPS = 7
 STEP_INPUTS = ("input_ids", "anchor_idx", "sample_idx_mapping", "sample_pos", "seeds", "temperature")
 
 
-def specialize(vocab_size: int, vocab_rows: int, markov_rank: int, num_steps: int, *, capped: bool) -> Specialization:
-    """What serves any number of requests up to 8 over a shard of `vocab_rows` rows."""
+def specialize(
+    vocab_size: int, vocab_rows: int, markov_rank: int, num_steps: int, *, capped: bool, world_size: int = 1
+) -> Specialization:
+    """What serves any number of requests up to 8 over a shard of `vocab_rows` rows, exchanged over several ranks."""
     tiling = choose(vocab_rows, markov_rank)
-    return SPEC.specialize(axes=_axes(vocab_size, tiling, num_steps), statics={"capped": capped, **tiling.statics()})
+    return SPEC.specialize(
+        axes=_axes(vocab_size, tiling, num_steps, world_size),
+        statics={"capped": capped, "exchanged": world_size > 1, **tiling.statics()},
+    )
 
 
 def specializations(deployment: "Deployment") -> Iterator[Specialization]:
-    """With and without a soft cap: the draft's configuration decides, and was not seen."""
+    """With and without a soft cap: the draft's configuration was not seen. A shard without its peers is for benches."""
     draft = deployment.draft
-    for capped in (True, False):
-        yield specialize(
-            draft.vocab_size,
-            draft.vocab_rows(deployment.tp),
-            draft.markov_rank,
-            draft.num_speculative_tokens,
-            capped=capped,
-        )
+    for world_size in dict.fromkeys((deployment.tp, 1)):
+        for capped in (True, False):
+            yield specialize(
+                draft.vocab_size,
+                draft.vocab_rows(deployment.tp),
+                draft.markov_rank,
+                draft.num_speculative_tokens,
+                capped=capped,
+                world_size=world_size,
+            )
 
 
-def _axes(vocab_size: int, tiling: Tiling, num_steps: int) -> dict[str, int]:
+def _axes(vocab_size: int, tiling: Tiling, num_steps: int, world_size: int) -> dict[str, int]:
     return {
         "vocab_size": vocab_size,
         "vocab_rows": tiling.vocab_rows,
         "markov_rank": tiling.markov_rank,
         "num_steps": num_steps,
         "exchange_words": tiling.exchange_words(num_steps),
+        "world_size": world_size,
     }
 
 
@@ -74,10 +87,10 @@ def _case(num_requests: int, vocab_size: int, vocab_rows: int, markov_rank: int,
             "num_requests": num_requests,
             "num_tokens": 9 * num_requests,
             "num_states": num_requests + 3,
-            **_axes(vocab_size, tiling, NUM_STEPS),
+            **_axes(vocab_size, tiling, NUM_STEPS, 1),
         },
         dtypes={},
-        statics={"capped": capped, **tiling.statics()},
+        statics={"capped": capped, "exchanged": False, **tiling.statics()},
         # where a sum or tanh lies between two values, a rounding may go the other way, and move the next one
         rtol=2**-6,
         atol=2**-7,  # biases of up to 8, whose ulp times the multiplier stays when base and bias cancel
@@ -107,10 +120,12 @@ SPEC = KernelSpec(
         "markov_rank": CONST,
         "num_steps": CONST,
         "exchange_words": CONST,  # Tiling.exchange_words
+        "world_size": CONST,
     },
     dtypes={},
     statics={
         "capped": (True, False),
+        "exchanged": (False, True),
         "warps": tuple(range(1, MAX_WARPS + 1)),  # of a CTA
         "warp_blocks": tuple(range(1, 9)),  # 16-row blocks of a warp
         "resident_blocks": tuple(range(9)),  # of these, kept in shared memory
@@ -126,9 +141,27 @@ SPEC = KernelSpec(
         Tensor("seeds", ("num_states",), "int64", align=8),
         Tensor("temperature", ("num_states",), "float32", align=4),
         Tensor("draft_tokens", SAMPLES, "int64", role="out", align=8),
-        Tensor("draft_logits", ("num_states", "num_steps", "vocab_size"), "bfloat16", role="inout", align=2),
+        Tensor(
+            "draft_logits",
+            ("num_states", "num_steps", "vocab_size"),
+            "bfloat16",
+            role="inout",
+            align=2,
+            when=("exchanged", False),
+        ),
+        Tensor("shard_logits", (*SAMPLES, "vocab_rows"), "bfloat16", role="out", align=2, when=("exchanged", True)),
         Tensor("exchange", ("exchange_words",), "int64", role="state"),
+        Tensor(
+            "winners",
+            ("num_steps", MAX_REQUESTS, "world_size"),
+            "int64",
+            role="state",
+            align=8,
+            when=("exchanged", True),
+        ),
+        Tensor("peers", ("world_size",), "int64", align=8, when=("exchanged", True)),
         Scalar("first_token", "int32"),
+        Scalar("rank", "int32", when=("exchanged", True)),
         Scalar("multiplier", "float32"),
         Scalar("soft_cap", "float32", when=("capped", True)),
     ),
@@ -136,6 +169,7 @@ SPEC = KernelSpec(
         AtMost("num_requests", MAX_REQUESTS, because="requests are the columns of one MMA"),
         Divisible("markov_rank", by=PIECE, because="four lanes hold 16 bytes each of a row"),
         AtMost("vocab_rows", "vocab_size", because="a shard is a part"),
+        AtMost("world_size", LANES, because="a lane sends to each rank"),
         AtMost("vocab_size", 1 << TOKEN_BITS, because="a token id shares 32 bits with the epoch"),
         AtMost("resident_blocks", "warp_blocks", because="no more stays than there is"),
     ),

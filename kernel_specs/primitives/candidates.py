@@ -71,7 +71,7 @@ def token_of(one: Candidate) -> cutlass.Int32:
 
 
 @cute.jit
-def publish(slot: cute.Pointer, word: cutlass.Uint64, scope: cutlass.Constexpr) -> None:
+def publish(slot: cute.Pointer, word: cutlass.Uint64 | cutlass.Int64, scope: cutlass.Constexpr) -> None:
     cute.arch.store(slot, cutlass.Int64(word), sem="relaxed", scope=scope)
 
 

@@ -1,0 +1,119 @@
+"""The Markov sampling loop's exchange between ranks, simulated on one GPU.
+
+    python -m bench.markov_exchange_check --pack FILE.tar --json FILE
+
+Two ranks of the tiny draft, on two streams at once, each with half of the vocabulary: both must find the tokens and,
+side by side, the logits of one launch over the whole. And one rank of TP 8 whose table of peers holds nothing but its
+own address: all ranks then find what it finds, so its tokens must be those without an exchange. Exit status 1 if not.
+"""
+
+import argparse
+import json
+import random
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench import machine, packed_cache
+from bench.markov_scene import MAX_REQUESTS, Scene, kernels, make_scene, specialization
+from kernel_specs.markov_gumbel_sampling.spec import NUM_STEPS, specialize
+
+TINY_VOCAB, TINY_RANK, RANKS = 2048, 32, 2
+TP8_ROWS, TP8 = 25256, 8
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    target = machine.own_target()
+    wanted = [
+        specialize(TINY_VOCAB, TINY_VOCAB, TINY_RANK, NUM_STEPS, capped=True),
+        specialize(TINY_VOCAB, TINY_VOCAB // RANKS, TINY_RANK, NUM_STEPS, capped=True, world_size=RANKS),
+        specialization(TP8_ROWS),
+        specialization(TP8_ROWS, world_size=TP8),
+    ]
+    words = [each.axes["exchange_words"] for each in wanted]
+    with packed_cache.cache_root(options) as root:
+        whole, half, alone, one_of_eight = kernels(root, wanted, target)
+    generator = torch.Generator(device="cuda").manual_seed(options.seed)
+    found: dict[str, Any] = {"about": machine.description(options.commit), "seed": options.seed}
+    found["two_ranks"] = {"launches": 0, "wrong": 0}
+    found["own_table"] = {"launches": 0, "wrong": 0}
+    for requests in (1, 2, 5, 8):
+        scene = make_scene(requests, TINY_VOCAB, generator, words[0], TINY_VOCAB, TINY_RANK)
+        _two_ranks(found["two_ranks"], scene, whole, half, words[1], generator, options.rounds)
+        scene = make_scene(requests, TP8_ROWS, generator, words[2])
+        _own_table(found["own_table"], scene, alone, one_of_eight, generator, options.rounds)
+    print(json.dumps(found, indent=1))
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=1) + "\n")
+    return 1 if found["two_ranks"]["wrong"] or found["own_table"]["wrong"] else 0
+
+
+def _two_ranks(
+    counts: dict[str, int], scene: Scene, whole: Any, half: Any, words: int, generator: torch.Generator, rounds: int
+) -> None:
+    shards = [scene.shard(rank, RANKS, words) for rank in range(RANKS)]
+    winners = _winners(RANKS)
+    peers = torch.tensor([each.data_ptr() for each in winners], device="cuda")
+    logits = [torch.zeros_like(each.base_logits) for each in shards]
+    streams = [torch.cuda.Stream() for _ in range(RANKS)]
+    for _ in range(rounds):
+        scene.refresh(generator)
+        for shard in shards:
+            shard.base_logits.copy_(scene.base_logits[..., shard.first_token : shard.first_token + shard.vocab_rows])
+        whole(*scene.arguments())
+        torch.cuda.synchronize()
+        for _ in range(3):  # one behind the other, without waiting for both ranks
+            for rank in random.sample(range(RANKS), RANKS):
+                with torch.cuda.stream(streams[rank]):
+                    half(*shards[rank].exchanged_arguments(rank, logits[rank], winners[rank], peers))
+        torch.cuda.synchronize()
+        cached = scene.draft_logits[scene.sample_idx_mapping[:, 0]]
+        same = all(torch.equal(shard.draft_tokens, scene.draft_tokens) for shard in shards)
+        counts["launches"] += 3 * RANKS
+        counts["wrong"] += not (same and torch.equal(torch.cat(logits, dim=-1), cached) and not _stuck(*shards))
+
+
+def _own_table(
+    counts: dict[str, int], scene: Scene, alone: Any, exchanged: Any, generator: torch.Generator, rounds: int
+) -> None:
+    (winners, *_) = _winners(TP8)
+    peers = torch.full((TP8,), winners.data_ptr(), device="cuda")
+    logits = torch.zeros_like(scene.base_logits)
+    for number in range(rounds):
+        scene.refresh(generator)
+        alone(*scene.arguments())
+        wanted = scene.draft_tokens.clone()
+        scene.draft_tokens.zero_()
+        torch.cuda.synchronize()
+        exchanged(*scene.exchanged_arguments(number % TP8, logits, winners, peers))
+        states, end = scene.sample_idx_mapping[:, 0], scene.first_token + scene.vocab_rows
+        cached = scene.draft_logits[states, :, scene.first_token : end]
+        good = torch.equal(wanted, scene.draft_tokens) and torch.equal(cached, logits) and not _stuck(scene)
+        counts["launches"] += 1
+        counts["wrong"] += not good
+
+
+def _winners(ranks: int) -> list[torch.Tensor]:
+    return [torch.zeros(NUM_STEPS, MAX_REQUESTS, ranks, dtype=torch.int64, device="cuda") for _ in range(ranks)]
+
+
+def _stuck(*scenes: Scene) -> bool:
+    return any(scene.stuck() for scene in scenes)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="bench.markov_exchange_check", description=__doc__)
+    packed_cache.add_arguments(parser)
+    parser.add_argument("--rounds", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**31), help="default: a new one")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--commit", default="")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
