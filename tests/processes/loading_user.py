@@ -1,5 +1,8 @@
 """Loads and calls every entry of the roots that the environment names: `loading_user.py SITE`, with SITE on its path.
 
+`loading_user.py SITE GEOMETRY TP TARGET` also loads every plan that a worker of this deployment can ask for, and says
+how many entries they name, and how many of those are not loaded.
+
 Prints one JSON object. Runs where there is neither compiler nor torch, as any user, with nothing to write to.
 """
 
@@ -12,8 +15,12 @@ sys.path.insert(0, sys.argv[1])
 from jitspark.errors import EntryError
 from jitspark.loader import Loader
 from jitspark.lookup import Lookup
+from jitspark.plan_store import PlanStore
+from jitspark.planning import Served
 from jitspark.settings import from_environment
 from jitspark.store import keys_in
+
+FOREIGN = {"torch", "cutlass", "filelock", "cryptography", "zstandard", "typer", "msgspec", "kernel_specs.rmsnorm"}
 
 
 def refusal(kernel):
@@ -23,6 +30,13 @@ def refusal(kernel):
     except TypeError as problem:
         return str(problem)
     return ""
+
+
+def plans_of(geometry, tp, target, layers, loaded):
+    requests = list(Served(geometry, int(tp), target, {}).requests())
+    plans = PlanStore(layers).load(requests)
+    named = {key for plan in plans for key in plan.keys()}  # noqa: SIM118 - a plan is no mapping
+    return {"asked": len(requests), "plans": len(plans), "named": len(named), "unserved": len(named - loaded)}
 
 
 def main():
@@ -42,9 +56,11 @@ def main():
         "writable": str(lookup.roots.writable),
         "uid": os.geteuid(),
         "home": os.environ.get("HOME"),
-        "foreign": sorted({"torch", "cutlass", "filelock", "cryptography", "zstandard", "typer"} & set(sys.modules)),
         "roots": [str(layer.root) for layer in lookup.roots.layers],
     }
+    if len(sys.argv) > 2:
+        report["deployment"] = plans_of(*sys.argv[2:], lookup.roots.layers, {kernel.entry.key for kernel in kernels})
+    report["foreign"] = sorted(FOREIGN & set(sys.modules))
     sys.stdout.write(json.dumps(report) + "\n")
 
 

@@ -27,6 +27,7 @@ from jitspark.store import Layer
 ENTRIES = 7
 INTERPRETER = Path(sys._base_executable).resolve()
 LOADING_USER = Path(__file__).resolve().parent / "loading_user.py"
+DEPLOYMENT = ("--geometry", "tiny", "--tp", "1", "--target", "sm_90a")
 WARM = ("warm", "--tp", "1", "--geometry", "tiny", "--kernel", "rmsnorm", "--target", "sm_90a")
 # Everything that changes a file, a name or a lock; `write` is allowed to descriptors of memory files and of output.
 CHANGING = (
@@ -99,9 +100,9 @@ def image(tmp_path_factory, builders, keys):
 STRICT = {"PATH": "", "JITSPARK_COMPILE": "never", "JITSPARK_CACHE_DIR": ""}
 
 
-def load_as_a_foreign_user(image, site, *, options="ro", under=()):
+def load_as_a_foreign_user(image, site, *deployment, options="ro", under=()):
     mount = f"mount --bind {image} {image} && mount -o remount,bind,{options} {image}"
-    command = [*under, INTERPRETER, "-I", "-S", "-B", site / LOADING_USER.name, site]
+    command = [*under, INTERPRETER, "-I", "-S", "-B", site / LOADING_USER.name, site, *deployment]
     return as_a_foreign_user(command, {**STRICT, "JITSPARK_CACHE_PATH": str(image)}, mount)
 
 
@@ -130,6 +131,35 @@ def test_loading_from_a_read_only_mount_writes_nothing_and_takes_no_lock(image, 
     calls = done.stderr.splitlines()
     assert sum("kernel.so" in call for call in calls) >= ENTRIES
     assert not [call for call in calls if not ALLOWED.match(call) or "O_CREAT" in call]
+
+
+@pytest.fixture(scope="module")
+def deployment_image(tmp_path_factory, keys):
+    """As `image`, of everything that a deployment asks for: all kernels compiled, all plans made. Takes minutes."""
+    builder = Builder(tmp_path_factory.mktemp("carla") / "carla", "carla", 1, 0o022)
+    del builder.environment["JITSPARK_COMPILE_SLOTS"]
+    builder.run("warm", *DEPLOYMENT)
+    builder.run("pack", "pack.tar.zst", *DEPLOYMENT, "--with-runtime", "--sign", keys[0])
+    root = tmp_path_factory.mktemp("deployed") / "jitspark"
+    make_root(root)
+    unpack(builder.folder / "pack.tar.zst", Layer(root, writable=True), trust_in([keys[1]], allow_unsigned=False))
+    open_to_all(root)
+    return root
+
+
+@pytest.mark.skipif(unprivileged() is not None, reason=str(unprivileged()))
+def test_a_user_with_nothing_loads_every_plan_of_a_deployment_and_what_it_names(deployment_image, site):
+    before = everything_below(deployment_image)
+    done = load_as_a_foreign_user(deployment_image, site, *DEPLOYMENT[1::2])
+
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    found = report["deployment"]
+    assert found["asked"] == found["plans"] == len([path for path in before if path.startswith("plans-v1/")])
+    assert 0 < found["named"] <= report["loaded"] == report["right"] == report["keys"]
+    assert found["unserved"] == 0
+    assert (report["uid"], report["compile"], report["writable"], report["foreign"]) == (UID, "never", "None", [])
+    assert everything_below(deployment_image) == before
 
 
 def test_a_wheel_is_installed_in_a_fresh_environment_found_and_loaded(tmp_path, builders, site, image):
