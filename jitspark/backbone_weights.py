@@ -5,6 +5,7 @@ A `WeightSource` names a parameter below the text model. Layouts, which are made
     as_is                    what vLLM holds
     rows_of_rank             this rank's share of the rows, in place
     one_of_all               every layer's is equal: one is used
+    stacked                  every layer's, one after another, in a tensor of their own
     gate_up_slice            of every expert this rank's gate rows, then its up rows
     down_slice               of every expert this rank's columns
     nvfp4_gate_up_slice      the same, codes or scales, in the order of the first grouped GEMM (its `layout.py`)
