@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import torch
 
 BLOCK_SIZE = 16  # tokens of a KV cache block
+_TOKENS = {"max_positions": 1, "max_blocks": BLOCK_SIZE}  # that one of a size which is known when bound stands for
 
 Call = Callable[..., object]
 Operations = Mapping[tuple[str, str], Call]  # by (provider, operation): called with the arguments, then the statics
@@ -124,12 +125,13 @@ class BoundPlan:
 
     def _check_context(self) -> None:
         """Position tables have a row, and block tables room, for every token that a request may hold."""
-        wanted, sizes = self._max_context or 0, self._binding.sizes
-        for name, tokens in (("max_positions", 1), ("max_blocks", BLOCK_SIZE)):
-            if sizes.get(name, wanted) * tokens < wanted:
+        wanted = self._max_context or 0
+        for name, size in self._binding.sizes.items():
+            tokens = _TOKENS.get(name.rpartition(".")[2])
+            if tokens is not None and size * tokens < wanted:
                 raise BindingError(
                     where=title(self.plan),
-                    found=f"{name} = {sizes[name]}, enough for {sizes[name] * tokens} tokens of a request",
+                    found=f"{name} = {size}, enough for {size * tokens} tokens of a request",
                     needed=f"room for {wanted} tokens (max_context)",
                     remedy="Bind larger tables, or a smaller max_context.",
                 )

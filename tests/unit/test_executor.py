@@ -137,13 +137,14 @@ def test_nothing_is_launched_while_a_tensor_is_missing_or_does_not_fit():
 
 def test_a_context_that_tables_cannot_hold_is_refused():
     plan = plan_of()
-    small = tensors_for(plan)
-    small["rope.cos_sin"] = small["rope.cos_sin"][:100].contiguous()
+    tensors = tensors_for(plan)
+    short = {"rope.cos_sin": tensors["rope.cos_sin"][:47].contiguous()}
 
-    with pytest.raises(BindingError) as caught:
-        ReferenceExecutor(plan, small, max_context=4096)
-
-    assert "max_context" in caught.value.needed
+    ReferenceExecutor(plan, tensors, max_context=48)
+    with pytest.raises(BindingError, match="max_positions = 47"):
+        ReferenceExecutor(plan, {**tensors, **short}, max_context=48)
+    with pytest.raises(BindingError, match=r"max_blocks = 3, enough for 48 tokens .* room for 49 tokens"):
+        ReferenceExecutor(plan, tensors, max_context=49)
 
 
 def test_two_executors_may_share_an_arena_when_they_take_turns():
