@@ -19,7 +19,7 @@ class Operation:
     """A kernel of ours as it is called.
 
     arguments: in order; those with a `when` exist only where that static has that value. statics: what each may be.
-    early_reads: arguments that it reads before it waits for the launch before it, so that they must be complete by then.
+    early_reads: what it reads before it waits for the launch before it, so that it must be complete by then.
     """
 
     name: str
