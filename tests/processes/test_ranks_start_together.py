@@ -1,4 +1,4 @@
-"""Four ranks over gloo with one cold cache: all have their kernels, all fail with the reason of one, or all run stock."""
+"""Four ranks over gloo, one cold cache: all have their kernels, all fail with the reason of one, or all run stock."""
 
 import json
 import subprocess
