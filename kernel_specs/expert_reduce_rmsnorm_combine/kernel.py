@@ -132,7 +132,8 @@ def expert_reduce_rmsnorm_combine(
         places[0] = sum_mail.place_from(owner, place, mine)
         wanted[0] = cutlass.Int32(owner != rank)
         sources[0] = owner
-        await_packets(packets, places, wanted, sources, 1, limit, failure)
+        # An owner that waits in vain ends first, and sends NaN: so it is the silent rank that gets named.
+        await_packets(packets, places, wanted, sources, 1, 2 * limit, failure)
         cute.recast_tensor(out[token, None], cutlass.Int64)[mine] = cutlass.select_(is_owner, result, packets[0])
 
     @cute.jit

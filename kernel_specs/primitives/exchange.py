@@ -8,6 +8,8 @@ from kernel_specs.primitives.inbox import HALVES, PACKET_BYTES
 NANOSECONDS = 1000  # of a microsecond
 POLLS = 64  # between two looks at the clock, which takes longer than a poll
 
+NAN_PACKET = -1  # NaN in BF16 and in FP32: nobody takes what never came for a number
+
 # Eight bytes that are zero as numbers, and not as bits: -0 first
 ZERO_PACKETS = {"bfloat16": 0x8000, "float32": 0x80000000}
 
@@ -115,7 +117,9 @@ def await_packets(
                 waiting = cutlass.Boolean(False)
                 for i in cutlass.range_constexpr(count):
                     if _is_missing(packets, wanted, i):
-                        failure[0] = sources[i] + 1
+                        packets[i] = cutlass.Int64(NAN_PACKET)
+                        if limit > 0:  # who was silent first is what counts
+                            failure[0] = sources[i] + 1
     for i in cutlass.range_constexpr(count):
         send_if(wanted is None or wanted[i] != 0, places[i], cutlass.Int64(0))
 
@@ -139,7 +143,11 @@ def _pointer(address: cutlass.Int64) -> cute.Pointer:
 
 def values_of(packets: cute.Tensor, index: int, count: int, dtype: type) -> cute.TensorSSA:
     """Packets [index * count, (index + 1) * count) as FP32 values."""
-    return cute.recast_tensor(cute.local_tile(packets, (count,), (index,)), dtype).load().to(cutlass.Float32)
+    values = cute.make_rmem_tensor((count * PACKET_BYTES * 8 // dtype.width,), dtype)
+    words = cute.recast_tensor(values, cutlass.Int64)
+    for i in range(count):
+        words[i] = packets[index * count + i]
+    return values.load().to(cutlass.Float32)
 
 
 @cute.jit

@@ -20,8 +20,8 @@ zeros put back. And B takes no packet of e - 2 for one of e, as it left none the
 which is complete only when it has waited itself: completion goes down the whole stream.)
 
 **A rank that is silent** is waited for `timeout_us`; then the waiter writes 1 + that rank into the `failure` word and
-goes on with zeros. With the word set no later launch waits any more. It is never cleared: the exchange cannot be
-resumed, and the host, which looks at the word, ends.
+goes on with NaN. With the word set no later launch waits any more. It is never cleared: the exchange cannot be resumed,
+and the host, which looks at the word, ends.
 """
 
 HALVES = 2

@@ -1,0 +1,68 @@
+"""`bin/bench-collectives`: the exchanges between ranks, on as many GPUs of this machine, beside NCCL and torch's own.
+
+First each is checked: against its reference, the ranks' bits against each other, and thousands of graph replays against
+the first. Then it is timed in CUDA graphs of 100 launches, M rows each: the fused kernel, NCCL or torch's one-shot
+all-reduce alone, the norm alone, and both one after the other. Prints a table and writes
+bench/results/collectives_<gpu>_<commit or date>.json. Exit status 0 when all was right.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from typing import Any
+
+from bench import collectives_rank, machine
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    options = _parser().parse_args(given)
+    found, status = _run(given, options)
+    for each in found:
+        print(line(each))
+    if options.device == "cuda":
+        about = machine.description(options.commit)
+        path = options.out / f"{machine.file_stem('collectives', about)}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        content = {"format": 1, "about": about, "ranks": options.world, "same_gpu": options.same_gpu, "cases": found}
+        path.write_text(json.dumps(content, indent=1) + "\n")
+        print(path)
+    print("all right" if status == 0 else "NOT all right")
+    return status
+
+
+def _run(given: Sequence[str], options: argparse.Namespace) -> tuple[list[dict[str, Any]], int]:
+    """What rank 0 found, and the first exit status of a rank that is not 0."""
+    with tempfile.TemporaryDirectory(prefix="jitspark-ranks-") as folder:
+        command = [sys.executable, "-P", "-m", "bench.collectives_rank", *given, "--store", f"{folder}/store"]
+        ranks = [
+            subprocess.Popen([*command, "--rank", str(rank)], stdout=subprocess.PIPE, text=True)
+            for rank in range(options.world)
+        ]
+        outputs = [rank.communicate()[0] for rank in ranks]
+    every = [[json.loads(each) for each in output.splitlines() if each.startswith("{")] for output in outputs]
+    status = next((rank.returncode for rank in ranks if rank.returncode), 0)
+    problems = [each for rank in every[1:] for each in rank if each["problems"]]
+    return [*every[0], *problems], status
+
+
+def line(found: dict[str, Any]) -> str:
+    """A case: whether it was right, and microseconds by who did it."""
+    name = f"{found['kernel']:<34} M={found['num_tokens']:<3}"
+    if found["problems"]:
+        return "\n      ".join([f"WRONG {name}", *found["problems"]])
+    times = "  ".join(f"{who} {us:.2f}" for who, us in found.get("us", {}).items())
+    return f"right {name} margin {found['margin']:.3f}, {found['exchanges']} exchanges  {times}"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = collectives_rank.parser()
+    parser.prog, parser.description = "bin/bench-collectives", __doc__
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,169 @@
+"""Memory that all ranks of a TP group map: one allocation for all plans' exchanges, each with a region of its own.
+
+Owns the regions, the check before the first exchange that all ranks have the same plans, and the look at the word in
+which a kernel tells of a silent rank. Refuses other world sizes than the
+plans', ranks with other plans, and GPUs that cannot map each other's memory. Torch only.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import torch
+
+from jitspark.errors import GeometryError, RankError
+from jitspark.peer_memory import map_peers, unmappable
+from jitspark.plan import Kind, Plan
+from jitspark.plan_binding import SymmetricMemory
+from jitspark.plan_format import to_bytes
+from jitspark.runtime.device_memory import wait_for
+from jitspark.runtime.ranks import RankGroup
+
+# How long a kernel waits for another rank. Ranks drift apart by what their hosts do between steps, seldom by seconds.
+TIMEOUT_US = 20_000_000
+FAILURE = "failure"  # the argument of an exchange that holds the word
+REGION_ALIGN = 4096
+STEP = "memory for exchanges"
+
+# As `peer_memory.map_peers`
+Map = Callable[[int, Any, torch.device], tuple[torch.Tensor, tuple[int, ...]]]
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeMemory:
+    """Every plan's region, by the plan's digest, and what its launches must be bound with.
+
+    Regions are never shared: another plan has another layout, and another count of launches.
+    """
+
+    rank: int
+    size: int
+    regions: Mapping[str, SymmetricMemory]
+    timeout_us: int = TIMEOUT_US
+
+    def of(self, plan: Plan) -> SymmetricMemory:
+        return self.regions[digest_of(plan)]
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        """The scalars that a plan leaves open for exchanges."""
+        return {"rank": self.rank, "timeout_us": self.timeout_us}
+
+
+def exchange_memory(
+    plans: Sequence[Plan],
+    group: RankGroup,
+    device: torch.device | str,
+    tp_sizes: Sequence[int],
+    *,
+    timeout_us: int = TIMEOUT_US,
+    map_memory: Map | None = None,
+) -> ExchangeMemory:
+    """Regions for `plans`, mapped by all ranks of `group`, zero; a collective call, which returns on all or on none.
+
+    tp_sizes: those that the geometry allows. Raises GeometryError for a world of another size, and RankError, on all
+    ranks, for unequal plans and for GPUs that cannot map each other's memory.
+    """
+    device = torch.empty(0, device=device).device
+    digests = [digest_of(plan) for plan in plans]
+    with group.together(STEP, hashlib.sha256("".join(digests).encode()).hexdigest()[:16]):
+        _require_size(plans, group, tp_sizes)
+    ends = list(accumulate(-(-plan.symmetric_bytes // REGION_ALIGN) * REGION_ALIGN for plan in plans))
+    total = ends[-1] if ends else 0
+    with group.together("peers' memory"):
+        chosen = map_memory or (map_peers if group.size > 1 else own_memory)
+        memory, addresses = _mapped(max(total, REGION_ALIGN), group, device, chosen)
+        memory.zero_()
+        wait_for(device)
+    regions = {
+        digest: SymmetricMemory(memory[start:end], tuple(address + start for address in addresses))
+        for digest, start, end in zip(digests, [0, *ends], ends, strict=False)
+    }
+    return ExchangeMemory(group.rank, group.size, regions, timeout_us)
+
+
+def own_memory(num_bytes: int, _: Any, device: torch.device) -> tuple[torch.Tensor, tuple[int, ...]]:
+    """Of a rank alone."""
+    memory = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+    return memory, (memory.data_ptr(),)
+
+
+def simulated_world(num_bytes: int, size: int, device: torch.device | str) -> tuple[SymmetricMemory, ...]:
+    """The memory of `size` ranks that one process plays on one device."""
+    every = [torch.zeros(num_bytes, dtype=torch.uint8, device=device) for _ in range(size)]
+    addresses = tuple(memory.data_ptr() for memory in every)
+    return tuple(SymmetricMemory(memory, addresses) for memory in every)
+
+
+class SilentRankWatch:
+    """The words in which kernels tell of a silent rank, looked at without waiting for the GPU.
+
+    `note(plan)` behind each run of it copies its word to the host; `require_heard` reads what has come there. A step
+    that went wrong is thus told of one step later at the latest, before its tokens are followed by others.
+    """
+
+    def __init__(self, plans: Sequence[Plan], memory: ExchangeMemory) -> None:
+        self._rank, self._size = memory.rank, memory.size
+        found = {digest_of(plan): _word(plan, memory.of(plan)) for plan in plans}
+        self._words = {digest: word for digest, word in found.items() if word is not None}
+        pinned = any(word.is_cuda for word in self._words.values())
+        self._copies = {digest: torch.zeros(1, dtype=torch.int32, pin_memory=pinned) for digest in self._words}
+
+    def note(self, plan: Plan) -> None:
+        """Copy the plan's word to the host, on the current stream."""
+        digest = digest_of(plan)
+        if digest in self._words:
+            self._copies[digest].copy_(self._words[digest], non_blocking=True)
+
+    def require_heard(self) -> None:
+        """Raise RankError that names the rank, once a kernel has waited for one in vain."""
+        silent = next((int(copy) for copy in self._copies.values() if int(copy)), 0)
+        if silent:
+            raise RankError(
+                where=f"rank {self._rank} of {self._size}, an exchange",
+                found=f"nothing from rank {silent - 1} in time",
+                needed="every rank to run the same step",
+                remedy="Look at that rank's own log, and start all of them again.",
+            )
+
+
+def digest_of(plan: Plan) -> str:
+    return hashlib.sha256(to_bytes(plan)).hexdigest()
+
+
+def _word(plan: Plan, memory: SymmetricMemory) -> torch.Tensor | None:
+    """The plan's failure word; None for a plan without exchanges."""
+    signals = (each for each in plan.buffers if each.kind is Kind.SIGNAL and each.shape == (1,))
+    buffer = next((each for each in signals if each.name.endswith(FAILURE)), None)
+    return None if buffer is None else memory.local[buffer.offset : buffer.offset + 4].view(torch.int32)
+
+
+def _mapped(
+    num_bytes: int, group: RankGroup, device: torch.device, map_memory: Map
+) -> tuple[torch.Tensor, tuple[int, ...]]:
+    alone = group.size == 1 or device.type != "cuda"
+    found = None if alone else unmappable(group.rank, group.gather, device)
+    if found is None:
+        try:
+            return map_memory(num_bytes, group.data, device)
+        except RuntimeError as problem:
+            found = (str(problem).strip().splitlines() or ["no reason given"])[0]
+    raise RankError(
+        where=f"rank {group.rank} of {group.size}, {STEP}",
+        found=found,
+        needed="GPUs that map each other's memory, over NVLink or PCIe",
+        remedy="Use such GPUs, or leave the part `all_reduce` to stock, which exchanges over torch.distributed.",
+    )
+
+
+def _require_size(plans: Sequence[Plan], group: RankGroup, tp_sizes: Sequence[int]) -> None:
+    unlike = sorted({plan.tp for plan in plans} - {group.size})
+    if group.size not in tp_sizes or unlike:
+        raise GeometryError(
+            where=STEP,
+            found=f"{group.size} ranks, plans for TP {', '.join(map(str, unlike or [group.size]))}",
+            needed=f"as many ranks as the plans are for, one of {', '.join(map(str, tp_sizes))}",
+            remedy="Run a TP size that the geometry allows.",
+        )
