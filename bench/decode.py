@@ -19,7 +19,6 @@ import torch
 
 from bench import forced_routing, machine, packed_cache
 from bench.plan_pack import Packed, load_plan_kernels, read_plans
-from bench.step_floor import floor_bytes
 from bench.timing import read_rate, time_chains
 from jitspark.bound_plan import Operations
 from jitspark.checking.check import cuda_graph
@@ -29,6 +28,7 @@ from jitspark.errors import JitsparkError, PackError
 from jitspark.executor import Executor
 from jitspark.plan import CUTE, Launch, Plan, Stage
 from jitspark.plan_binding import local_memory
+from jitspark.plan_costs import Workload, costs
 
 RESULTS = Path(__file__).resolve().parent / "results"
 STOCK = "stock"
@@ -163,7 +163,7 @@ def _measure(rank: Rank, point: Point, rate: float, options: argparse.Namespace)
     }
     captured = {provider: _capture(executor.run) for provider, executor in executors.items()}
     timings = time_chains({name: replay for name, (replay, _) in captured.items()}, 1, options.replays)
-    floor = floor_bytes(plan, seq_lens, point.distinct, packed.about["num_experts"])
+    floor = _floor_bytes(plan, point)
     found: dict[str, Any] = {
         "point": asdict(point),
         "floor_bytes": floor,
@@ -179,6 +179,14 @@ def _measure(rank: Rank, point: Point, rate: float, options: argparse.Namespace)
         found["operations_us"] = _parts(executors[CUTE], lambda launch: launch.operation, options.replays)
     del executors, captured
     torch.cuda.empty_cache()
+    return found
+
+
+def _floor_bytes(plan: Plan, point: Point) -> dict[str, float]:
+    """What each part must read: weights, of the experts' only the active ones, and the keys and values seen."""
+    found: dict[str, float] = {}
+    for launch, cost in zip(plan.launches, costs(plan, Workload(point.context, point.distinct)), strict=True):
+        found[_part(launch)] = found.get(_part(launch), 0.0) + cost.weights + cost.cache
     return found
 
 
