@@ -1,19 +1,29 @@
 """The plan of the draft's sampling loop: base logits of the rank's vocabulary shard, then all steps in one launch.
 
-The rows of hidden states are gathered outside. One rank: the winners of the other ranks' shards are not exchanged yet.
+The rows of hidden states are gathered outside. Several ranks find each step's winners inside that launch; the logits
+that it leaves are then gathered and put into the cache, which is whole on every rank.
 """
 
 from collections.abc import Mapping
 
+from jitspark.exchange_launches import RANK, gather_columns
 from jitspark.geometry import Deployment
 from jitspark.plan import Kind, Plan, Stage
 from jitspark.plan import WeightSource as Source
-from jitspark.plan_builder import Given, Header, Keys, PlanBuilder, Weight
+from jitspark.plan_builder import Given, Header, Keys, Memory, PlanBuilder, Weight
+from kernel_specs.draft_logits_store import spec as draft_logits_store
 from kernel_specs.markov_gumbel_sampling import spec as markov_gumbel_sampling
 from kernel_specs.skinny_gemm_bf16 import spec as skinny_gemm_bf16
 
 LOGITS, SAMPLING = "logits", "markov_sampling"
 FIRST_TOKEN = "first_token"  # noqa: S105 - a number that is known when the plan is bound: where the shard begins
+# in place of the cache: what a rank of several needs
+WITH_PEERS: Mapping[str, Given] = {
+    "shard_logits": "shard_logits",
+    "winners": Memory("sampling.winners", Kind.SIGNAL),
+    "peers": Memory("sampling.peers", Kind.PEERS, of="sampling.winners"),
+    "rank": RANK,
+}
 
 
 def markov_plan(
@@ -42,7 +52,7 @@ def markov_plan(
         {"activation": "hidden", "weight": _weight("lm_head"), "out": "base_logits"},
     )
     specialization = markov_gumbel_sampling.specialize(
-        draft.vocab_size, draft.vocab_rows(tp), draft.markov_rank, steps, capped=soft_cap is not None
+        draft.vocab_size, draft.vocab_rows(tp), draft.markov_rank, steps, capped=soft_cap is not None, world_size=tp
     )
     _declare(builder, deployment, requests, specialization.axes["exchange_words"])
     given: dict[str, Given] = {name: name for name in markov_gumbel_sampling.STEP_INPUTS}
@@ -51,15 +61,31 @@ def markov_plan(
         "markov_w1": _weight("markov_w1"),
         "markov_w2": _weight("markov_w2"),
         "draft_tokens": "draft_tokens",
-        "draft_logits": "draft_logits",
         "exchange": "exchange",
         "first_token": FIRST_TOKEN,
         "multiplier": multiplier,
     }
     if soft_cap is not None:
         given["soft_cap"] = soft_cap
+    given |= {"draft_logits": "draft_logits"} if tp == 1 else WITH_PEERS
     builder.launch("sampling", SAMPLING, specialization, given, num_requests=requests)
+    if tp > 1:
+        _share_logits(builder, deployment, requests)
     return builder.plan()
+
+
+def _share_logits(builder: PlanBuilder, deployment: Deployment, requests: int) -> None:
+    """Gather the shards' logits, and store the live requests'."""
+    draft, tp = deployment.draft, deployment.tp
+    steps, vocab_size = draft.num_speculative_tokens, draft.vocab_size
+    builder.buffer("logits", Kind.WORKSPACE, (requests * steps, vocab_size), "bfloat16")
+    gather_columns(builder, "gather_logits", "gather_logits", "shard_logits", "logits", vocab_size, tp)
+    builder.launch(
+        "store_logits",
+        SAMPLING,
+        draft_logits_store.serving(vocab_size, steps),
+        {"logits": "logits", "sample_idx_mapping": "sample_idx_mapping", "draft_logits": "draft_logits"},
+    )
 
 
 def _weight(name: str) -> Weight:

@@ -5,7 +5,7 @@ gloo carries the winners of the shards. Refused is whatever would sample other t
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -92,9 +92,9 @@ class MarkovSampler:
         self._num_steps, self._max_requests = num_steps, max_requests
         self._dtype: torch.dtype = model.lm_head.weight.dtype
         self._loops: Mapping[int, Callable[..., None]] = {}
-        self._exchange: torch.Tensor | None = None
+        self._memories: Sequence[torch.Tensor] = ()
         if model.lm_head.weight.device.type == "cuda":
-            plans, self._exchange = bound_plans(model, num_steps, max_requests, ranks)
+            plans, self._memories = bound_plans(model, num_steps, max_requests, ranks)
             self._loops = {requests: _run_of(plan) for requests, plan in plans.items()}
         else:
             self._loops = dict.fromkeys(range(1, max_requests + 1), _reference_loop(model, ranks).run)
@@ -139,9 +139,8 @@ class MarkovSampler:
             self._loops[requests](**step)
 
     def check_progress(self) -> None:
-        """Raise RankError when a launch once gave up waiting for its own CTAs. Synchronises."""
-        if self._exchange is not None:
-            check_progress(self._exchange)
+        """Raise RankError when a launch once gave up waiting for its own CTAs or another rank. Synchronises."""
+        check_progress(self._memories)
 
 
 def _run_of(plan: BoundPlan) -> Callable[..., None]:

@@ -1,6 +1,6 @@
 """The sampling loop's plans on a GPU: made for the model at hand, their kernels loaded, bound to its weights."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,16 +16,17 @@ from jitspark.runtime import options
 from jitspark.runtime.draft import own_target
 from jitspark.runtime.kernel_loading import load_kernels
 from jitspark.runtime.ranks import RankGroup
+from jitspark.runtime.symmetric_memory import exchange_memory
 from kernel_specs.markov_gumbel_sampling.tiling import STUCK, Tiling, choose
 
 
 def bound_plans(
     model: Any, num_steps: int, max_requests: int, ranks: RankGroup
-) -> tuple[Mapping[int, BoundPlan], torch.Tensor]:
-    """An executor for each number of requests, and the memory in which a launch's CTAs find each other.
+) -> tuple[Mapping[int, BoundPlan], Sequence[torch.Tensor]]:
+    """An executor for each number of requests, and the memories in which their launches' CTAs find each other.
 
-    Raises UsageError for sizes that the geometry has not, and for several ranks; TargetError for a GPU that cannot
-    hold all CTAs at once; and what loading kernels raises.
+    Raises UsageError for sizes that the geometry has not; TargetError for a GPU that cannot hold all CTAs at once;
+    RankError for ranks that cannot map each other's memory; and what loading kernels raises.
     """
     device = model.lm_head.weight.device
     served = _served(model, num_steps, ranks.size)
@@ -35,44 +36,42 @@ def bound_plans(
     plans = _plans(model, served, target, max_requests)
     command = f"jitspark warm --geometry {served.backbone.name} --tp {ranks.size} --target {target}"
     kernels = load_kernels(tuple(plans.values()), options.settings_for(model.model.vllm_config), command)
-    exchange = torch.zeros(tiling.exchange_words(num_steps), dtype=torch.int64, device=device)
     arena = torch.zeros(max(plan.workspace_bytes for plan in plans.values()), dtype=torch.uint8, device=device)
-    head = model.model.markov_head
-    tensors = {
-        "lm_head": model.lm_head.weight.data,
-        "markov_w1": head.markov_w1.weight.data,
-        "markov_w2": head.markov_w2.weight.data,
-        "exchange": exchange,
-    }
-    numbers = {FIRST_TOKEN: model.lm_head.shard_indices.org_vocab_start_index}
-    made = {
-        requests: Executor(plan, kernels, tensors, device, numbers=numbers, arena=arena)
-        for requests, plan in plans.items()
-    }
-    return made, exchange
+    peers = exchange_memory(tuple(plans.values()), ranks, device, served.backbone.tp_sizes)
+    numbers = {FIRST_TOKEN: model.lm_head.shard_indices.org_vocab_start_index, **peers.numbers}
+    made, memories = {}, []
+    for requests, plan in plans.items():
+        # one for each plan, as the words of its launches are told apart by their number
+        memories.append(torch.zeros(tiling.exchange_words(num_steps), dtype=torch.int64, device=device))
+        tensors = _weights(model) | {"exchange": memories[-1]}
+        symmetric = peers.of(plan) if ranks.size > 1 else None
+        made[requests] = Executor(plan, kernels, tensors, device, numbers=numbers, arena=arena, symmetric=symmetric)
+    return made, memories
 
 
-def check_progress(exchange: torch.Tensor) -> None:
-    """Raise RankError when a launch ended without having heard from all of its CTAs. Synchronises."""
-    launch = int(exchange[STUCK])
+def check_progress(memories: Sequence[torch.Tensor]) -> None:
+    """Raise RankError when a launch ended without having heard from all of its CTAs and ranks. Synchronises."""
+    launch = max((int(memory[STUCK]) for memory in memories), default=0)
     if launch:
         raise RankError(
             where="the draft's sampling loop",
-            found=f"launch {launch} gave up waiting for a part of itself",
-            needed="all of a launch's CTAs on the GPU at one time",
-            remedy="Leave the GPU to this process alone, then start it again.",
+            found=f"launch {launch} gave up waiting for a part of itself or for another rank",
+            needed="all of a launch's CTAs on the GPU at one time, and every rank at the same step",
+            remedy="Look at the other ranks' logs, leave the GPUs to these processes alone, and start them again.",
         )
+
+
+def _weights(model: Any) -> dict[str, torch.Tensor]:
+    head = model.model.markov_head
+    return {
+        "lm_head": model.lm_head.weight.data,
+        "markov_w1": head.markov_w1.weight.data,
+        "markov_w2": head.markov_w2.weight.data,
+    }
 
 
 def _served(model: Any, num_steps: int, tp: int) -> Deployment:
     """The deployment, whose draft must be the model's in everything that is compiled in."""
-    if tp > 1:
-        raise UsageError(
-            where="tensor_parallel_size",
-            found=str(tp),
-            needed="1: the fused sampling loop cannot exchange between GPUs yet",
-            remedy="Leave the part markov_sampling to stock.",
-        )
     served = deployment(options.from_vllm_config(model.model.vllm_config).geometry or DEFAULT_GEOMETRY, tp)
     draft, config = served.draft, model.config
     wanted = {

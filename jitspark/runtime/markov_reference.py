@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from jitspark.runtime.ranks import RankGroup
-from kernel_specs.markov_gumbel_sampling.reference import rounded_product, sample_steps
+from kernel_specs.markov_gumbel_sampling.reference import cache_of_states, rounded_product, sample_steps
 from kernel_specs.markov_gumbel_sampling.spec import STEP_INPUTS
 
 
@@ -44,10 +44,10 @@ class ReferenceLoop:
             self.markov_w2,
             **inputs,
             draft_tokens=draft_tokens,
-            draft_logits=draft_logits,
             first_token=self.first_token,
             multiplier=self.multiplier,
             soft_cap=self.soft_cap,
+            keep=cache_of_states(draft_logits, step["sample_idx_mapping"], self.first_token),
             exchange=self._winners,
         )
         self._share_logits(draft_logits, step["sample_idx_mapping"])

@@ -3,11 +3,13 @@
 `sample_steps` also serves as the sampling loop where there is no GPU: `exchange` then finds the winner over all ranks.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 
 from jitspark.spec import Specialization
+from kernel_specs.markov_gumbel_sampling.spec import STEP_INPUTS
 
 MASK = 0xFFFFFFFF
 DRAFT_SALT = 1 << 30
@@ -15,32 +17,54 @@ SERIES_BELOW = 0.25  # vLLM's switch from the series for log(1 - u) to the logar
 SMALLEST = 2.0**-24
 ROWS_AT_ONCE = 8192  # float64 copies of a whole shard would take hundreds of megabytes
 
+INPUTS = ("base_logits", "markov_w1", "markov_w2", *STEP_INPUTS)
+Keep = Callable[[int, torch.Tensor], None]
 Exchange = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-def markov_gumbel_sampling(  # noqa: PLR0917 - the kernel's arguments, in its order
-    base_logits: torch.Tensor,
-    markov_w1: torch.Tensor,
-    markov_w2: torch.Tensor,
-    input_ids: torch.Tensor,
-    anchor_idx: torch.Tensor,
-    sample_idx_mapping: torch.Tensor,
-    sample_pos: torch.Tensor,
-    seeds: torch.Tensor,
-    temperature: torch.Tensor,
-    draft_tokens: torch.Tensor,
-    draft_logits: torch.Tensor,
-    exchange: torch.Tensor,
-    first_token: int,
-    multiplier: float,
-    soft_cap: float | None = None,
-    **statics: object,
-) -> None:
-    """Fill draft_tokens [num_requests, num_steps] and the shard's columns of draft_logits, as the spec says."""
+def markov_gumbel_sampling(*arguments: Any, exchanged: bool, capped: bool, **tiling: object) -> None:
+    """Fill draft_tokens [num_requests, num_steps] and the logits, as the spec says.
+
+    `exchanged` ranks all find what this one finds: its table of peers holds nothing but its own address.
+    """
+    inputs: dict[str, Any] = dict(zip(INPUTS, arguments, strict=False))
+    draft_tokens, logits = arguments[len(INPUTS) :][:2]
+    first_token, multiplier = arguments[14:17:2] if exchanged else arguments[12:14]
     sample_steps(
-        base_logits, markov_w1, markov_w2, input_ids, anchor_idx, sample_idx_mapping, sample_pos, seeds, temperature,
-        draft_tokens, draft_logits, first_token, multiplier, soft_cap, lambda _, tokens: tokens,
-    )  # fmt: skip
+        **inputs,
+        draft_tokens=draft_tokens,
+        first_token=first_token,
+        multiplier=multiplier,
+        soft_cap=arguments[-1] if capped else None,
+        keep=logits_of_steps(logits)
+        if exchanged
+        else cache_of_states(logits, inputs["sample_idx_mapping"], first_token),
+        exchange=_alone,
+    )
+
+
+def _alone(_: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    return tokens
+
+
+def logits_of_steps(shard_logits: torch.Tensor) -> Keep:
+    """Keeps every request's logits in shard_logits [num_requests, num_steps, vocab_rows]."""
+
+    def keep(step: int, logits: torch.Tensor) -> None:
+        shard_logits[:, step] = logits
+
+    return keep
+
+
+def cache_of_states(draft_logits: torch.Tensor, sample_idx_mapping: torch.Tensor, first_token: int) -> Keep:
+    """Keeps live requests' logits in their states' rows of draft_logits [num_states, num_steps, vocab_size]."""
+
+    def keep(step: int, logits: torch.Tensor) -> None:
+        states = sample_idx_mapping[:, step]
+        live = states >= 0
+        draft_logits[states[live], step, first_token : first_token + logits.shape[-1]] = logits[live]
+
+    return keep
 
 
 def sample_steps(  # noqa: PLR0917 - as the kernel
@@ -54,30 +78,38 @@ def sample_steps(  # noqa: PLR0917 - as the kernel
     seeds: torch.Tensor,
     temperature: torch.Tensor,
     draft_tokens: torch.Tensor,
-    draft_logits: torch.Tensor,
     first_token: int,
     multiplier: float,
     soft_cap: float | None,
+    keep: Keep,
     exchange: Exchange,
 ) -> None:
-    """All steps. `exchange(values, tokens)` gets each request's best value (float64) and token of this shard.
+    """All steps. `keep(step, logits)` gets the shard's logits, rounded, of all requests.
 
-    It returns the tokens that win over all shards.
+    `exchange(values, tokens)` gets each request's best value (float64) and token of this shard, and returns the tokens
+    that win over all shards.
     """
     previous = input_ids[anchor_idx].long()
     token_ids = first_token + torch.arange(base_logits.shape[-1], device=base_logits.device)
     for step in range(base_logits.shape[1]):
         states = sample_idx_mapping[:, step]
-        live = states >= 0
+        live, rows = states >= 0, states.clamp(min=0)
         bias = rounded_product(markov_w1[previous], markov_w2)
         logits = transform(base_logits[:, step] + bias, multiplier, soft_cap)
-        draft_logits[states[live], step, first_token : first_token + len(token_ids)] = logits[live]
-        rows = states.clamp(min=0)
+        keep(step, logits)
         heat = torch.where(live, temperature[rows], 0.0)
         noised = noised_logits(logits, heat, torch.where(live, seeds[rows], 0), sample_pos[:, step], step, token_ids)
         best = noised.argmax(dim=-1)  # the first of equal values, and NaN before all
         previous = exchange(noised.gather(-1, best[:, None])[:, 0], token_ids[best])
         draft_tokens[:, step] = previous
+
+
+def wire(tensors: Mapping[str, torch.Tensor], **_: float) -> tuple[dict[str, torch.Tensor], Sequence[torch.Tensor]]:
+    """A table of peers that all are this rank itself, where there is one."""
+    if "peers" not in tensors:
+        return {}, ()
+    peers = torch.full_like(tensors["peers"], tensors["winners"].data_ptr())
+    return {"peers": peers}, (peers,)
 
 
 def transform(logits: torch.Tensor, multiplier: float, soft_cap: float | None) -> torch.Tensor:
@@ -191,4 +223,7 @@ def random_arguments(
         "first_token": min(rows, axes["vocab_size"] - rows),  # the second rank's, or the first's
         "multiplier": 0.1767766952966369,
     }
+    if specialization.statics["exchanged"]:
+        del arguments["draft_logits"]
+        arguments |= {"peers": integers(0, 1, axes["world_size"]), "rank": axes["world_size"] - 1}
     return arguments | ({"soft_cap": 20.0} if specialization.statics["capped"] else {})

@@ -80,17 +80,26 @@ def _axes(vocab_size: int, tiling: Tiling, num_steps: int, world_size: int) -> d
     }
 
 
-def _case(num_requests: int, vocab_size: int, vocab_rows: int, markov_rank: int, note: str, *, capped: bool) -> Case:
+def _case(
+    num_requests: int,
+    vocab_size: int,
+    vocab_rows: int,
+    markov_rank: int,
+    note: str,
+    *,
+    capped: bool,
+    world_size: int = 1,
+) -> Case:
     tiling = choose(vocab_rows, markov_rank)
     return Case(
         axes={
             "num_requests": num_requests,
             "num_tokens": 9 * num_requests,
             "num_states": num_requests + 3,
-            **_axes(vocab_size, tiling, NUM_STEPS, 1),
+            **_axes(vocab_size, tiling, NUM_STEPS, world_size),
         },
         dtypes={},
-        statics={"capped": capped, "exchanged": False, **tiling.statics()},
+        statics={"capped": capped, "exchanged": world_size > 1, **tiling.statics()},
         # where a sum or tanh lies between two values, a rounding may go the other way, and move the next one
         rtol=2**-6,
         atol=2**-7,  # biases of up to 8, whose ulp times the multiplier stays when base and bias cancel
@@ -107,6 +116,8 @@ CASES = (
     *(_case(r, 202048, 25256, 512, "TP 8", capped=True) for r in (1, 2, 4, 8)),
     _case(5, 202048, 25256, 512, "TP 8", capped=False),
     *(_case(r, 202048, 50512, 512, "TP 4, half of it from L2", capped=True) for r in (1, 8)),
+    *(_case(r, 2048, 1024, 32, "its own peer", capped=True, world_size=2) for r in (1, 2, 6, 8)),
+    *(_case(r, 202048, 25256, 512, "its own peers", capped=True, world_size=8) for r in (1, 7)),
 )
 
 SPEC = KernelSpec(
