@@ -109,7 +109,8 @@ def build(config, path=None, cls=None):
 def load(model, path):
     model.load_weights(read(path))
     generator = torch.Generator().manual_seed(99)
-    model.model.embed_tokens.weight.data.copy_(torch.randn(VOCAB, HIDDEN, generator=generator) * 0.5)
+    table = model.model.embed_tokens.weight.data
+    table.copy_(torch.randn(table.shape, generator=generator) * 0.5)
     for module in model.modules():
         if getattr(module, "quant_method", None) is not None:
             module.quant_method.process_weights_after_loading(module)

@@ -236,3 +236,57 @@ def test_the_draft_s_logits_are_vllm_s_plain_tensor():
     cache = torch.zeros(2, 7, 16)
     assert _draft_logits_values(SimpleNamespace(draft_logits=cache)) is cache
     assert _draft_logits_values(SimpleNamespace(draft_logits=None)) is None
+
+
+def speculator(**changed):
+    """What the hook reads of vLLM's speculator."""
+    import torch
+
+    fields = {
+        **dict.fromkeys(("sample_indices", "sample_idx_mapping", "sample_pos", "_anchor_idx", "seeds", "temperature")),
+        "input_buffers": SimpleNamespace(input_ids="ids"),
+        "draft_tokens": "tokens",
+        "draft_logits": torch.zeros(4, 7, draft_models.VOCAB),
+        "_draft_topk": None,
+        "draft_watermarker": None,
+        "use_fp64_gumbel": False,
+        "sample_from_anchor": True,
+        "max_num_reqs": 4,
+        "num_speculative_steps": 7,
+        "use_confidence_head": False,
+        "use_acceptance_estimator": False,
+    }
+    return SimpleNamespace(**{**fields, **changed})
+
+
+@pytest.mark.parametrize("asked", ["use_confidence_head", "use_acceptance_estimator"])
+def test_adaptive_verification_is_refused(build, weights, asked):
+    model = build(SPECIALIZED, weights)
+
+    with pytest.raises(ValueError, match="it does not run with adaptive verification"):
+        model.sample_sequential(speculator(**{asked: True}), 1, None)
+
+
+def test_the_sampler_is_built_by_the_first_call_and_called_by_each(build, weights, monkeypatch):
+    from jitspark.runtime import markov
+
+    model, built, sampled = build(SPECIALIZED, weights), [], []
+    sampler = SimpleNamespace(sample=lambda *given, **named: sampled.append((given, named)))
+    monkeypatch.setattr(markov, "build_markov_sampler", lambda *given, **named: built.append((given, named)) or sampler)
+    one = speculator(sample_pos="positions", _anchor_idx="anchors")
+
+    assert [model.sample_sequential(one, requests, "hidden") for requests in (4, 2)] == [True, True]
+    assert [given for given, _ in built] == [(model,)]
+    assert built[0][1] == {
+        "draft_logits": one.draft_logits,
+        "draft_topk": None,
+        "watermarked": False,
+        "use_fp64_gumbel": False,
+        "sample_from_anchor": True,
+        "max_num_reqs": 4,
+        "num_steps": 7,
+    }
+    assert [given for given, _ in sampled] == [(4, "hidden"), (2, "hidden")]
+    named = sampled[0][1]
+    assert (named["sample_pos"], named["anchor_idx"], named["input_ids"]) == ("positions", "anchors", "ids")
+    assert named["draft_logits"] is one.draft_logits and named["draft_tokens"] == "tokens"

@@ -1,0 +1,71 @@
+"""One of two ranks with a specialized draft on a CPU: `draft_rank.py RANK PORT CONFIG_FOLDER WEIGHTS`.
+
+Prints as JSON what this rank has: how fc is held, and how far the combined states are from those of a whole fc.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+
+
+def main(rank, port, weights, config_of):
+    import draft_models
+    import torch
+
+    config = config_of()  # without a platform: a CPU's has another model runner
+    import vllm.platforms
+    from vllm.platforms.cpu import CpuPlatform
+
+    vllm.platforms._current_platform = CpuPlatform()
+    from vllm.config import set_current_vllm_config
+    from vllm.distributed import init_distributed_environment, initialize_model_parallel
+
+    with set_current_vllm_config(config):
+        init_distributed_environment(2, rank, f"tcp://127.0.0.1:{port}", rank, "gloo")
+        initialize_model_parallel(2)
+    model = draft_models.build(config, weights)
+    whole = dict(draft_models.read(weights))["fc.weight"]
+    taps = torch.randn(24, whole.shape[1], generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        combined = model.combine_hidden_states(taps)
+        alone = model.combine_hidden_states(taps[0])
+    wanted = torch.nn.functional.linear(taps.bfloat16(), whole)
+    sys.stdout.write(
+        json.dumps(
+            {
+                "fc": type(model.model.fc).__name__,
+                "fc_rows": list(model.model.fc.weight.shape),
+                "own_rows": bool(model.model.fc.weight.equal(whole.chunk(2)[rank])),
+                "shape": list(combined.shape),
+                "error": (combined.float() - wanted.float()).abs().max().item(),
+                "alone": (alone.float() - wanted[0].float()).abs().max().item(),
+                "markov_rows": model.model.markov_head.markov_w2.weight.shape[0],
+                "draft": type(model.model.specialized_draft).__name__,
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parent))
+    import importlib.util
+
+    spec = importlib.util.spec_from_file_location("vllm_conftest", Path(__file__).parent / "vllm" / "conftest.py")
+    conftest = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(conftest)
+    import draft_models
+
+    folder = Path(sys.argv[3])
+    sizes = {**conftest.TINY, "tp": 2}
+    main(
+        int(sys.argv[1]),
+        int(sys.argv[2]),
+        Path(sys.argv[4]),
+        lambda: conftest.vllm_config(
+            folder, conftest.tiny_text(), **sizes, options=conftest.ON_HOPPER, draft_fields=draft_models.CONFIG
+        ),
+    )

@@ -1,0 +1,56 @@
+"""A specialized draft on two ranks, over gloo on a CPU: fc by columns, the sampling head by vocabulary."""
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import draft_models
+import pytest
+
+RANK = Path(__file__).parent.parent / "draft_rank.py"
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    """What each of the two ranks says."""
+    folder = tmp_path_factory.mktemp("ranks")
+    draft_models.checkpoint(folder / "model.safetensors")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    for rank in "01":
+        (folder / rank).mkdir()
+    command = [sys.executable, "-P", str(RANK)]
+    started = [
+        subprocess.Popen(
+            [*command, rank, str(port), str(folder / rank), str(folder / "model.safetensors")],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in "01"
+    ]
+    said = [process.communicate(timeout=240)[0] for process in started]
+    assert [process.returncode for process in started] == [0, 0]
+    return [json.loads(text.splitlines()[-1]) for text in said]
+
+
+def test_each_rank_holds_its_columns_of_fc(ranks):
+    for each in ranks:
+        assert each["fc"] == "ColumnParallelLinear"
+        assert each["fc_rows"] == [draft_models.HIDDEN // 2, draft_models.HIDDEN * len(draft_models.TAPS)]
+        assert each["own_rows"] is True
+
+
+def test_combined_states_are_whole_on_every_rank(ranks):
+    for each in ranks:
+        assert each["shape"] == [24, draft_models.HIDDEN]
+        assert each["error"] <= 2**-6 and each["alone"] <= 2**-6, "sums of another order, rounded once"
+
+
+def test_the_sampling_head_is_a_shard_and_the_layers_are_stock_s(ranks):
+    """Ranks on CPUs share no memory that a plan could exchange through."""
+    for each in ranks:
+        assert each["markov_rows"] == draft_models.VOCAB // 2
+        assert each["draft"] == "NoneType"
