@@ -9,8 +9,8 @@ import re
 import tarfile
 from typing import IO, Protocol
 
+from cache_tools.pins import MAX_PLAN_BYTES
 from jitspark.errors import PackError
-from jitspark.plan_format import MAX_PLAN_BYTES
 from jitspark.record import MAX_ARTIFACT_BYTES, MAX_RECORD_BYTES
 from jitspark.store import ARTIFACT, ARTIFACTS, RECORD
 

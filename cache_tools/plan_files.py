@@ -6,15 +6,17 @@ A plan is named by what it was asked for, so equal names have equal bytes, or on
 import logging
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from cache_tools.archive import bad_pack
-from cache_tools.pins import plan_names
+from cache_tools.pins import MAX_PLAN_BYTES, plan_names
 from jitspark.errors import EntryError, PlanError, UsageError
 from jitspark.folders import read_below
 from jitspark.key import Key
-from jitspark.plan import Plan, Stage
-from jitspark.plan_format import MAX_PLAN_BYTES, PlanReader
 from jitspark.store import PLANS, Layer
+
+if TYPE_CHECKING:  # what a plan is costs time to import, and many caches have none
+    from jitspark.plan import Plan
 
 logger = logging.getLogger("jitspark")
 
@@ -27,7 +29,7 @@ class PlanFile:
 
     name: str
     content: bytes
-    plan: Plan
+    plan: "Plan"
 
     @property
     def path(self) -> str:
@@ -39,10 +41,14 @@ class PlanFiles:
     """Reads plan files; what several have in common is read once."""
 
     def __init__(self) -> None:
-        self._reader = PlanReader()
+        self._reader: Any = None
 
     def read(self, path: str, content: bytes, where: str) -> PlanFile:
         """The plan in `content`, whose path below a root is `path`. Raises PlanError."""
+        if self._reader is None:
+            from jitspark.plan_format import PlanReader
+
+            self._reader = PlanReader()
         name = path.rpartition("/")[2].removesuffix(".json")
         return PlanFile(name, content, self._reader.read(content, where)[0])
 
@@ -106,17 +112,17 @@ def parse_rows(text: str) -> tuple[int, ...]:
     return tuple(dict.fromkeys(map(int, items)))
 
 
-def belongs(plan: Plan, rows: int) -> bool:
+def belongs(plan: "Plan", rows: int) -> bool:
     """Whether a deployment with decode steps of `rows` rows asks for this plan; logits have any number up to that."""
-    if plan.stage is Stage.LOGITS:
+    if plan.stage == "logits":
         return plan.rows <= rows
     requests, rest = divmod(rows, plan.query_length)
-    of_draft = plan.stage in (Stage.DRAFT, Stage.MARKOV)
+    of_draft = plan.stage in {"draft", "markov"}
     return rest == 0 and plan.rows == requests * (plan.query_length - 1 if of_draft else plan.query_length)
 
 
-def _is_step(plan: Plan, rows: int) -> bool:
-    return plan.stage is Stage.DECODE and plan.rows == rows
+def _is_step(plan: "Plan", rows: int) -> bool:
+    return plan.stage == "decode" and plan.rows == rows
 
 
 def _no_plan(option: str, found: str) -> UsageError:

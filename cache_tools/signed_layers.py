@@ -11,12 +11,11 @@ from pathlib import Path
 from cache_tools.archive import MAX_MANIFEST_BYTES, MAX_SIGNATURE_BYTES, RUNTIME_LIBRARY
 from cache_tools.contents import PACKS
 from cache_tools.manifest import manifest_from_bytes
-from cache_tools.pins import plan_names
+from cache_tools.pins import MAX_PLAN_BYTES, plan_names
 from cache_tools.signing import Trust, check_trust
 from cache_tools.verify import Bad
 from jitspark.errors import EntryError, PackError
 from jitspark.folders import place, read_below
-from jitspark.plan_format import MAX_PLAN_BYTES
 from jitspark.record import MAX_ARTIFACT_BYTES, MAX_RECORD_BYTES
 from jitspark.runtime_library import RUNTIME
 from jitspark.store import ARTIFACT, PLANS, RECORD, Layer, entry_parts, keys_in
