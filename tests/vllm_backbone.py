@@ -12,6 +12,7 @@ from jitspark.models import muse_spark, worker
 from jitspark.runtime import prepared as preparing
 
 SEED = 11
+TAPS = (0, 2, 3)
 
 
 def checkpoint(served, seed=SEED):
@@ -54,6 +55,7 @@ def build(config, weights, cls=None):
             model = (cls or muse_spark.MuseSparkForConditionalGeneration)(vllm_config=config)
             model.load_weights(iter(weights.items()))
             process_weights_after_loading(model, config.model_config, torch.device("cpu"))
+            model.set_aux_hidden_state_layers(tuple(layer + 1 for layer in TAPS))  # as the runner does
     finally:
         torch.set_default_dtype(before)
     return model

@@ -15,6 +15,7 @@ from jitspark.runtime.backbone_tensors import routed_experts
 from jitspark.runtime.expert_tp import ExpertShares
 from jitspark.runtime.prepared import Prepared, device_target, on_all_ranks, prepare
 from jitspark.runtime.ranks import RankGroup
+from jitspark.runtime.symmetric_memory import exchange_memory
 from jitspark.vllm_release import has_own_decode, unknown_release
 
 BLACKWELL_TARGETS = ("sm_100a", "sm_103a")
@@ -69,15 +70,19 @@ def take_experts(model: Any, prepared: Prepared) -> ExpertShares:
 
 def bind_backbone(model: Any, vllm_config: VllmConfig, device: torch.device) -> BackboneDecode:
     """The decode of a loaded model, on all ranks. Raises what keeps this rank from it, or RankError."""
-    group = ranks()
+    group, prepared = ranks(), model.prepared
+    exchanges = None
+    if group.size > 1:
+        exchanges = exchange_memory(prepared.plans, group, device, prepared.deployment.backbone.tp_sizes)
     with group.together("binding the backbone's plans"):
         return BackboneDecode(
             model,
-            model.prepared,
+            prepared,
             model.expert_shares,
             device,
-            rank=group.rank,
             max_model_len=vllm_config.model_config.max_model_len,
+            exchanges=exchanges,
+            rank=group.rank,
         )
 
 

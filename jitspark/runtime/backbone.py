@@ -6,7 +6,7 @@ it is bound, what a config could not show.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -19,7 +19,10 @@ from jitspark.reference_executor import ReferenceExecutor
 from jitspark.runtime import backbone_tensors
 from jitspark.runtime.expert_tp import ExpertShares
 from jitspark.runtime.logits import Logits
+from jitspark.runtime.parts import STOCK
 from jitspark.runtime.prepared import Prepared
+from jitspark.runtime.stock_ops import stock_operations
+from jitspark.runtime.symmetric_memory import ExchangeMemory, SilentRankWatch
 from jitspark.runtime.takeover import DecodeStep, decode_step
 
 logger = logging.getLogger("jitspark")
@@ -35,35 +38,29 @@ class BackboneDecode:
         shares: ExpertShares | None,
         device: torch.device,
         *,
-        rank: int,
         max_model_len: int,
+        exchanges: ExchangeMemory | None = None,
+        rank: int = 0,
     ) -> None:
-        self._model = model
+        self._model, self._device = model, device
         self._layers = {backbone_tensors.attention(layer).layer_name: index for index, layer in _layers(model)}
         self._query_length = prepared.deployment.query_length
+        self._taps = [f"taps.{layer}" for layer in prepared.deployment.backbone.tap_layers]
+        _check_taps(model, prepared)
+        _check_positions(model, max_model_len)
         self._embeddings: torch.Tensor | None = None
         self._capture: Any = None
-        self.captured_rows: list[int] = []
-        plans = prepared.decode
-        every = (*plans.values(), *prepared.logits.values())
-        self._weights = backbone_tensors.weights(every, model, shares, rank)
-        size = max(plan.workspace_bytes for plan in every)
-        self._bind: dict[str, Any] = {
-            "operations": {("torch", "copy_embeddings"): self._copy_embeddings},
-            "numbers": {"rank": rank},
-            "arena": torch.zeros(size, dtype=torch.uint8, device=device),
-        }
-        self._kernels, self._device = prepared.kernels, device
-        memory = _Outputs(plans, device)
-        self._executors = {
-            rows: self._bound(plan, memory.of(plan), max_context=max_model_len) for rows, plan in plans.items()
-        }
-        self._taps = [f"taps.{layer}" for layer in prepared.deployment.backbone.tap_layers]
+        self._captured: set[int] = set()
+        self._watch = None if exchanges is None else SilentRankWatch(prepared.plans, exchanges)
+        weights = backbone_tensors.weights(prepared.plans, model, shares, rank)
+        binder = _Binder(prepared, weights, device, exchanges, self._copy_embeddings)
+        outputs = _Outputs(prepared.decode, device)
+        self._executors = {rows: binder.bind(plan, outputs.of(plan)) for rows, plan in prepared.decode.items()}
         # stands for the embeddings in a step that gets token ids: those are embedded where they are copied
         self._no_embeddings = torch.zeros(
-            max(plans), prepared.deployment.backbone.hidden_size, dtype=torch.bfloat16, device=device
+            max(self._executors), prepared.deployment.backbone.hidden_size, dtype=torch.bfloat16, device=device
         )
-        self._logits = Logits(prepared.logits, self._bound, device) if prepared.logits else None
+        self._logits = Logits(prepared.logits, binder.bind, device) if prepared.logits else None
 
     def bind_kv_caches(self) -> None:
         """Bind what vLLM's attention layers hold now."""
@@ -72,9 +69,14 @@ class BackboneDecode:
             executor.bind_kv_caches(caches)
 
     def prepared(self, metadata: Any, *, for_capture: bool) -> None:
-        """Note attention metadata that vLLM made: what is made for a capture is known again in `step`."""
+        """Note attention metadata that vLLM made: what is made for a capture is known again in `step`.
+
+        Raises RankError, before the next step, where a rank stayed silent in an exchange.
+        """
         if for_capture:
             self._capture = metadata
+        elif self._watch is not None:
+            self._watch.require_heard()
 
     def step(self, context: Any, rows: int) -> DecodeStep | None:
         """The step that a forward with this context is, if a full graph of it is being captured; else None."""
@@ -103,9 +105,11 @@ class BackboneDecode:
         self._embeddings = self._model.model.embed_input_ids(input_ids) if inputs_embeds is None else inputs_embeds
         executor.run({**self._common(step, positions), **self._tables(step)})
         self._embeddings = None
+        if self._watch is not None:
+            self._watch.note(executor.plan)
         outputs = executor.outputs
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
-            self.captured_rows.append(step.rows)
+            self._captured.add(step.rows)
         return outputs["hidden"], [outputs[name] for name in self._taps]
 
     def logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
@@ -115,7 +119,7 @@ class BackboneDecode:
     def captured(self) -> None:
         """The backbone's graphs are captured. Raises UsageError where none of them runs a plan."""
         self._capture = None
-        rows, self.captured_rows = sorted(set(self.captured_rows)), []
+        rows, self._captured = sorted(self._captured), set()
         if not rows:
             raise UsageError(
                 where="CUDA graphs of the decode step",
@@ -126,13 +130,6 @@ class BackboneDecode:
             )
         launches = len(self._executors[rows[0]].plan.launches)
         logger.info("decode: %d full graphs run plans (%s rows), %d launches each", len(rows), _listed(rows), launches)
-
-    def _bound(self, plan: Plan, tensors: Mapping[str, torch.Tensor], *, max_context: int | None = None) -> BoundPlan:
-        weights = {name: self._weights[name] for name in _names(plan, Kind.WEIGHT)}
-        given: dict[str, Any] = {**self._bind, "outputs": tensors, "max_context": max_context}
-        if self._device.type == "cpu":
-            return ReferenceExecutor(plan, weights, self._device, **given)
-        return Executor(plan, self._kernels, weights, self._device, **given)
 
     def _common(self, step: DecodeStep, positions: torch.Tensor) -> dict[str, torch.Tensor]:
         tables = next(iter(step.layers.values()))
@@ -155,6 +152,37 @@ class BackboneDecode:
         stream.copy_(self._embeddings)
 
 
+class _Binder:
+    """Makes executors of plans over the same weights, in one arena."""
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        weights: Mapping[str, torch.Tensor],
+        device: torch.device,
+        exchanges: ExchangeMemory | None,
+        copy_embeddings: Callable[..., None],
+    ) -> None:
+        self._prepared, self._weights, self._device, self._exchanges = prepared, weights, device, exchanges
+        self._copy_embeddings = copy_embeddings
+        size = max(plan.workspace_bytes for plan in prepared.plans)
+        self._arena = torch.zeros(size, dtype=torch.uint8, device=device)
+
+    def bind(self, plan: Plan, outputs: Mapping[str, torch.Tensor]) -> BoundPlan:
+        """`outputs`: tensors by buffer name, inputs among them if they are to stay."""
+        names = [buffer.name for buffer in plan.buffers if buffer.kind is Kind.WEIGHT]
+        weights = {name: self._weights[name] for name in names}
+        given: dict[str, Any] = {"arena": self._arena, "outputs": outputs}
+        if self._exchanges is not None and plan.symmetric_bytes:
+            given |= {"symmetric": self._exchanges.of(plan), "numbers": self._exchanges.numbers}
+        operations: dict[tuple[str, str], Callable[..., object]] = {("torch", "copy_embeddings"): self._copy_embeddings}
+        if self._device.type == "cpu":
+            return ReferenceExecutor(plan, weights, self._device, operations=operations, **given)
+        if any(launch.provider == STOCK for launch in plan.launches):
+            operations = {**stock_operations(), **operations}
+        return Executor(plan, self._prepared.kernels, weights, self._device, operations=operations, **given)
+
+
 class _Outputs:
     """Memory for the outputs of all row counts: each has the first rows of the largest's."""
 
@@ -173,8 +201,30 @@ def _layers(model: Any) -> list[tuple[int, Any]]:
     return list(enumerate(model.model.layers))
 
 
-def _names(plan: Plan, kind: Kind) -> list[str]:
-    return [buffer.name for buffer in plan.buffers if buffer.kind is kind]
+def _check_taps(model: Any, prepared: Prepared) -> None:
+    """What the draft reads must be what the plans write: vLLM counts from the state before the first layer."""
+    found = tuple(getattr(model.model, "aux_hidden_state_layers", ()))
+    needed = tuple(layer + 1 for layer in prepared.deployment.backbone.tap_layers)
+    if found != needed:
+        raise UsageError(
+            where="the draft's target_layer_ids",
+            found=f"hidden states after layers {', '.join(map(str, found)) or 'none'}",
+            needed=f"those after layers {', '.join(map(str, needed))}, as the geometry says",
+            remedy="Use the draft that belongs to this backbone, or a geometry that names its taps.",
+        )
+
+
+def _check_positions(model: Any, max_model_len: int) -> None:
+    """A kernel reads a row of the RoPE table for each position. The block tables are vLLM's own for this length."""
+    tables = [getattr(layer.self_attn, "rotary_emb", None) for layer in model.model.layers]
+    rows = min((len(table.cos_sin_cache) for table in tables if table is not None), default=max_model_len)
+    if rows < max_model_len:
+        raise UsageError(
+            where="max_model_len",
+            found=f"{max_model_len}, and RoPE tables of {rows} positions",
+            needed="a table row for each position",
+            remedy=f"Lower max_model_len to {rows}.",
+        )
 
 
 def _listed(rows: list[int]) -> str:

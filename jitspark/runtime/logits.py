@@ -4,6 +4,7 @@ vLLM calls it from Python in every step with as many rows as it samples. Nothing
 were laid out when the worker started, and only two of them change.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -17,34 +18,40 @@ HIDDEN, LOGITS = "hidden", "logits"
 
 
 class Logits:
-    """FP32 soft-capped logits [rows, vocab] of BF16 hidden states [rows, hidden], for as many rows as there are plans.
+    """FP32 soft-capped logits [rows, vocab] of BF16 hidden states [rows, hidden], by the plan for as many rows or more.
 
     The result is new memory: the sampler writes to it, and may keep it beyond the next step.
     """
 
     def __init__(self, plans: Mapping[int, Plan], bind: Bind, device: torch.device) -> None:
         buffers = plans[max(plans)].buffer_named()
-        hidden, logits = (_zeros(buffers[name], device) for name in (HIDDEN, LOGITS))
+        self._hidden, logits = (_zeros(buffers[name], device) for name in (HIDDEN, LOGITS))
         self._vocab_size, self._device = logits.shape[1], device
+        self._rows = sorted(plans)
         self._launches = {
-            rows: tuple(_launches(bind(plan, {HIDDEN: hidden[:rows], LOGITS: logits[:rows]})))
+            rows: tuple(_launches(bind(plan, {HIDDEN: self._hidden[:rows], LOGITS: logits[:rows]})))
             for rows, plan in plans.items()
         }
 
     def __call__(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
-        """None for more rows than there are plans, and for hidden states that no plan takes."""
-        launches = self._launches.get(len(hidden_states))
-        if launches is None or not hidden_states.is_contiguous() or hidden_states.dtype != torch.bfloat16:
+        """None for no rows, for more than there are plans for, and for hidden states that no plan takes."""
+        count = len(hidden_states)
+        known = hidden_states.is_contiguous() and hidden_states.dtype == torch.bfloat16
+        if not 0 < count <= self._rows[-1] or not known:
             return None
-        out = torch.empty(len(hidden_states), self._vocab_size, dtype=torch.float32, device=self._device)
+        rows = self._rows[bisect_left(self._rows, count)]
+        if rows != count:
+            self._hidden[:count] = hidden_states
+            hidden_states = self._hidden[:rows]
+        out = torch.empty(rows, self._vocab_size, dtype=torch.float32, device=self._device)
         given = {HIDDEN: hidden_states, LOGITS: out}
-        for call, arguments, places in launches:
+        for call, arguments, places in self._launches[rows]:
             for place, name in places:
                 arguments[place] = given[name]
             call(*arguments)
             for place, _ in places:
                 arguments[place] = None  # whoever holds the result decides when it is freed
-        return out
+        return out[:count]
 
 
 def _launches(bound: BoundPlan) -> Iterable[tuple[Callable[..., object], list[Any], list[tuple[int, str]]]]:

@@ -37,10 +37,14 @@ class Prepared:
     kernels: Mapping[Key, Kernel]
 
     @property
+    def plans(self) -> tuple[Plan, ...]:
+        """All of them, in an order that is equal on all ranks."""
+        return (*self.decode.values(), *self.logits.values())
+
+    @property
     def digest(self) -> str:
         """What must be equal on all ranks: the entries and the launches, in order."""
-        plans = (*self.decode.values(), *self.logits.values())
-        told = [(plan.stage, plan.rows, [(launch.name, str(launch.key)) for launch in plan.launches]) for plan in plans]
+        told = [(plan.stage, plan.rows, [(each.name, str(each.key)) for each in plan.launches]) for plan in self.plans]
         return hashlib.sha256(repr(told).encode()).hexdigest()[:16]
 
 
@@ -87,8 +91,9 @@ def prepare(vllm_config: Any, config: DecodeConfig, target: str, tell: Tell) -> 
     rows = decode_rows(config, vllm_config.scheduler_config.max_num_seqs)
     decode = {count: plans.get(served.request(Stage.DECODE, count)) for count in rows}
     ours = chosen.provider("logits") == CUTE  # outside of the graph: what is stock's is simply left to it
-    counts = range(1, MAX_ROWS + 1) if ours else ()
-    logits = {count: plans.get(served.request(Stage.LOGITS, count)) for count in counts}
+    # ranks gather logits in memory of each plan's own: fewer plans then, for rows rounded up
+    counts = range(1, MAX_ROWS + 1) if config.tp == 1 else range(config.q, MAX_ROWS + 1, config.q)
+    logits = {count: plans.get(served.request(Stage.LOGITS, count)) for count in counts if ours}
     made = deployment(served.geometry, config.tp)
     kernels = load_deployment(made, target, settings, served.warm_command(), tell)
     return Prepared(made, decode, logits, kernels)
