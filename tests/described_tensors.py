@@ -39,7 +39,7 @@ _capsule.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
 _alive: list[object] = []  # capsules point into these
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Described:
     """What `from_dlpack` and tvm_ffi take for a tensor. `strides` in elements."""
 

@@ -1,8 +1,7 @@
-"""CuTe DSL kernel for `nvfp4_grouped_gemm_partial`: a CTA per active expert and up to 256 columns of its rows.
+"""CuTe DSL kernel for `nvfp4_grouped_gemm_partial`: streams of row tiles, a warp per range of K.
 
-A warp has a range of K of a few row tiles, and asks for all of their weights at once, into registers, before it waits
-for the first GEMM; 8 routes at a time are then multiplied with them. The ranges' sums meet in shared memory, from
-where neighbouring threads store neighbouring columns.
+Where one warp has all of K, as at TP 8, it stores its sums from registers. Otherwise the ranges' sums meet in shared
+memory, where the next tile's sums have places of their own.
 """
 
 from collections.abc import Callable
@@ -10,19 +9,12 @@ from collections.abc import Callable
 import cutlass
 from cutlass import cute
 
-from kernel_specs.primitives.nvfp4 import (
-    ITEM,
-    TILE_SUMS,
-    TokenOperands,
-    WarpWeights,
-    add_ranges,
-    leave,
-    multiply_range,
-    place,
-)
-from kernel_specs.primitives.nvfp4_tiling import LANES, TILE_ROWS, TOKENS
+from kernel_specs.primitives.nvfp4 import ITEM, TILE_SUMS, UNSCALE, TokenOperands, add_ranges, leave, place
+from kernel_specs.primitives.nvfp4_stream import make_stream
+from kernel_specs.primitives.nvfp4_tiling import LANES, TILE_ROWS, TOKENS, StreamShape
 
-RESIDENT = 512  # threads of an SM that registers are to suffice for
+OUTPUTS = TILE_ROWS * TOKENS  # of a tile
+BUFFERS = 2
 
 
 def nvfp4_grouped_gemm_partial(
@@ -34,105 +26,102 @@ def nvfp4_grouped_gemm_partial(
     num_experts_per_tok: int,
     groups: int,
     ranges: int,
-    warp_tiles: int,
     row_warps: int,
+    stages: int,
+    ctas: int,
     rows_dtype: str,
 ) -> Callable[..., None]:
     """The host function of one specialization; its arguments are the specialization's, then the stream."""
-    threads = ranges * row_warps * LANES
-    cta_tiles = row_warps * warp_tiles
-    cta_columns = cta_tiles * TILE_ROWS
-    range_codes = groups * LANES * 16  # bytes of a range of a tile
-    range_scales = groups * LANES * 2
+    shape = StreamShape(groups, ranges, 1, moe_hidden_size // TILE_ROWS, row_warps, stages, ctas)
+    team = ranges * LANES  # threads of a stream
+    assert num_experts_per_tok > 0
     assert ranges * groups * 64 == packed_width * 2 == width_blocks * 16
-    assert moe_hidden_size % cta_columns == 0
-    assert expert_code_bytes == moe_hidden_size // TILE_ROWS * ranges * range_codes
-    assert expert_scale_bytes == moe_hidden_size // TILE_ROWS * ranges * range_scales
+    assert expert_code_bytes == moe_hidden_size // TILE_ROWS * ranges * shape.code_bytes
+    assert expert_scale_bytes == moe_hidden_size // TILE_ROWS * ranges * shape.scale_bytes
     element = {"float32": cutlass.Float32, "bfloat16": cutlass.BFloat16}[rows_dtype]
 
-    def load_tiles(
-        weight: cute.Tensor,
-        weight_scales: cute.Tensor,
-        expert: cutlass.Int32,
-        first_tile: cutlass.Int32,
-        part: cutlass.Int32,
-        lane: cutlass.Int32,
-    ) -> list[WarpWeights]:
-        """The lane's part of range `part` of the warp's tiles."""
-        tiles = []
-        for i in range(warp_tiles):
-            number = cutlass.Int64((first_tile + i) * ranges + part)
-            code = cutlass.Int64(expert) * expert_code_bytes + number * range_codes + lane * 16
-            scale = cutlass.Int64(expert) * expert_scale_bytes + number * range_scales + lane * (2 * groups)
-            lane_codes = weight.iterator + cute.assume(code, 16)
-            lane_scales = weight_scales.iterator + cute.assume(scale, 2 * groups)
-            tiles.append(WarpWeights(lane_codes, lane_scales, groups))
-        return tiles
-
-    def load_token(
-        codes: cute.Tensor, scales: cute.Tensor, route: cutlass.Int32, part: cutlass.Int32, lane: cutlass.Int32
+    def load_tokens(
+        context: tuple, start: cutlass.Int32, last: cutlass.Int32, k_range: cutlass.Int32, lane: cutlass.Int32
     ) -> TokenOperands:
-        """The lane's blocks of its route's row."""
-        block = (part * 4 + lane % 4) * groups
+        """The lane's blocks of its route's row; surplus ones repeat the last route, and are not stored."""
+        _, codes, scales, _, routes, _ = context
+        route = routes[cutlass.min(start + lane // 4, last - 1)]
+        block = (k_range * 4 + lane % 4) * groups
         code = cute.assume(route * packed_width + block * 8, 16)
         scale = cute.assume(route * width_blocks + block, groups)
         return TokenOperands(codes.iterator + code, scales.iterator + scale, groups)
 
     @cute.jit
-    def finish(
-        slots: cute.Tensor,
-        scale: cutlass.Float32,
-        routes: cute.Tensor,
-        rows: cute.Tensor,
-        first: cutlass.Int32,
+    def store_own(
+        context: tuple,
+        sums: cute.Tensor,
+        expert: cutlass.Int32,
+        start: cutlass.Int32,
         last: cutlass.Int32,
-        first_column: cutlass.Int32,
-        thread: cutlass.Int32,
+        tile: cutlass.Int32,
+        lane: cutlass.Int32,
     ) -> None:
-        count = cutlass.min(last - first, TOKENS) * cta_columns
-        for element_number in cutlass.range(thread, count, threads, unroll=1):
-            column, token = element_number % cta_columns, element_number // cta_columns
-            at = column // TILE_ROWS * TILE_SUMS + place(column % TILE_ROWS, token)
-            value = add_ranges(slots, at, ranges, cta_tiles * TILE_SUMS) * scale
-            rows[first_column + column, routes[first + token]] = value.to(element)
+        """Rows lane / 4 and 8 more of two tokens: the lane has their whole sums."""
+        _, _, _, down_scales, routes, rows = context
+        scale = down_scales[expert]
+        column = tile * TILE_ROWS + lane // 4
+        for i in cutlass.range_constexpr(2):
+            position = start + lane % 4 * 2 + i
+            if position < last:
+                route = routes[position]
+                for half in cutlass.range_constexpr(2):
+                    # + 0.0: a sum of zeros is +0
+                    value = (sums[half * 2 + i] + 0.0) * UNSCALE * scale
+                    rows[column + half * 8, route] = value.to(element)
 
     @cute.jit
-    def work(
-        slots: cute.Tensor,
-        codes: cute.Tensor,
-        scales: cute.Tensor,
-        weight: cute.Tensor,
-        weight_scales: cute.Tensor,
-        down_scales: cute.Tensor,
-        routes: cute.Tensor,
-        rows: cute.Tensor,
+    def store_met(
+        context: tuple,
+        sums: cute.Tensor,
         expert: cutlass.Int32,
-        first: cutlass.Int32,
+        start: cutlass.Int32,
         last: cutlass.Int32,
-        row_part: cutlass.Int32,
+        tile: cutlass.Int32,
         thread: cutlass.Int32,
     ) -> None:
-        warp, lane = cute.arch.make_warp_uniform(thread // LANES), thread % LANES
-        part, row_warp = warp % ranges, warp // ranges
-        first_tile = row_part * cta_tiles + row_warp * warp_tiles
+        """Neighbouring threads store neighbouring columns."""
+        _, _, _, down_scales, routes, rows = context
         scale = down_scales[expert]
-        for start in cutlass.range(first, last, TOKENS, unroll=1):
-            # As in the first GEMM: read again from L2 for more than 8 routes; start >> 31 is always 0.
-            tiles = load_tiles(weight, weight_scales, expert + (start >> 31), first_tile, part, lane)
-            cute.arch.griddepcontrol_wait()
-            cute.arch.griddepcontrol_launch_dependents()
-            # surplus rows of the last MMA repeat the last route, and are not stored
-            route = routes[cutlass.min(start + lane // 4, last - 1)]
-            tokens = load_token(codes, scales, route, part, lane)
-            sums = cute.make_rmem_tensor((warp_tiles * ITEM,), cutlass.Float32)
-            sums.fill(0.0)
-            multiply_range(sums, tiles, tokens, groups)
-            for tile in cutlass.range_constexpr(warp_tiles):
-                slot = (part * cta_tiles + row_warp * warp_tiles + tile) * TILE_SUMS
-                leave(sums, tile, slots.iterator + cute.assume(slot, TILE_SUMS), lane)
-            cute.arch.sync_threads()
-            finish(slots, scale, routes, rows, start, last, row_part * cta_columns, thread)
-            cute.arch.sync_threads()
+        for step in cutlass.range_constexpr(-(-OUTPUTS // team)):
+            element_number = thread + step * team
+            row, token = element_number % TILE_ROWS, element_number // TILE_ROWS
+            if element_number < OUTPUTS and start + token < last:
+                value = add_ranges(sums, place(row, token), ranges, TILE_SUMS) * scale
+                rows[tile * TILE_ROWS + row, routes[start + token]] = value.to(element)
+
+    def deliver(
+        context: tuple,
+        sums: cute.Tensor,
+        part: int,
+        expert: cutlass.Int32,
+        start: cutlass.Int32,
+        last: cutlass.Int32,
+        tile: cutlass.Int32,
+        job: cutlass.Int32,
+        k_range: cutlass.Int32,
+        lane: cutlass.Int32,
+    ) -> None:
+        """Store the sums, or put them where those of all ranges meet."""
+        assert part == 0
+        if ranges == 1:
+            store_own(context, sums, expert, start, last, tile, lane)
+            return
+        thread, _, _ = cute.arch.thread_idx()
+        row = cutlass.Int32(0) if row_warps == 1 else thread // team
+        buffer = (job % BUFFERS * row_warps + row) * (ranges * TILE_SUMS)
+        start_of_sums = context[0] + cute.assume(buffer, TILE_SUMS)
+        leave(sums, 0, start_of_sums + cute.assume(k_range * TILE_SUMS, TILE_SUMS), lane)
+        cute.arch.barrier(barrier_id=row + 1, number_of_threads=team)
+        met = cute.make_tensor(start_of_sums, cute.make_layout(ranges * TILE_SUMS))
+        turned = (thread % team + job % BUFFERS * OUTPUTS) % team if team > OUTPUTS else thread % team
+        store_met(context, met, expert, start, last, tile, turned)
+
+    run = make_stream(shape, expert_code_bytes, expert_scale_bytes, load_tokens, deliver)
 
     @cute.kernel
     def device(
@@ -148,23 +137,27 @@ def nvfp4_grouped_gemm_partial(
         first_expert: cutlass.Int32,
     ) -> None:
         thread, _, _ = cute.arch.thread_idx()
-        row_part, index, _ = cute.arch.block_idx()
-        shared = cute.arch.alloc_smem(cutlass.Float32, ranges * cta_tiles * TILE_SUMS, alignment=128)
-        slots = cute.make_tensor(shared, cute.make_layout(ranges * cta_tiles * TILE_SUMS))
+        block, _, _ = cute.arch.block_idx()
+        warp, lane = cute.arch.make_warp_uniform(thread // LANES), thread % LANES
+        allocator = cutlass.memory.SmemAllocator()
+        ring = allocator.allocate(shape.warps * shape.ring_bytes, 128)
+        meeting = BUFFERS * shape.warps * TILE_SUMS if ranges > 1 else ITEM
+        sums = allocator.allocate_array(cutlass.Float32, meeting)
+        full = allocator.allocate_array(cutlass.Int64, shape.warps * stages)
         num_routes = cute.size(routes)
-        flat_routes = cute.make_tensor(routes.iterator, cute.make_layout(num_routes))
-        flat_rows = cute.make_tensor(rows.iterator, cute.make_layout((moe_hidden_size, num_routes)))
-        first, last = route_offsets[index], route_offsets[index + 1]
-        expert = expert_ids[index] - first_expert
-        if last > first and expert >= 0 and expert < weight.shape[0]:
-            work(
-                slots, codes, scales, weight, weight_scales, down_scales, flat_routes, flat_rows, expert, first, last,
-                row_part, thread,
-            )  # fmt: skip
-        else:
-            # whoever follows may rely on what precedes this launch
-            cute.arch.griddepcontrol_wait()
-            cute.arch.griddepcontrol_launch_dependents()
+        context = (
+            sums,
+            codes,
+            scales,
+            down_scales,
+            cute.make_tensor(routes.iterator, cute.make_layout(num_routes)),
+            cute.make_tensor(rows.iterator, cute.make_layout((moe_hidden_size, num_routes))),
+        )
+        run(
+            context, weight, weight_scales, expert_ids, route_offsets, first_expert,
+            ring + cute.assume(warp * shape.ring_bytes, 64), full + warp * stages, block * row_warps + warp // ranges,
+            warp % ranges, lane,
+        )  # fmt: skip
 
     @cute.jit
     def host(
@@ -180,15 +173,14 @@ def nvfp4_grouped_gemm_partial(
         first_expert: cutlass.Int32,
         cuda_stream: object,
     ) -> None:
-        most = cutlass.min(expert_ids.shape[0], codes.shape[0] * num_experts_per_tok)
         device(
             codes, scales, weight, weight_scales, down_scales, expert_ids, route_offsets, routes, rows, first_expert
         ).launch(
-            grid=(moe_hidden_size // cta_columns, most, 1),
-            block=(threads, 1, 1),
+            grid=(ctas, 1, 1),
+            block=(shape.threads, 1, 1),
             stream=cuda_stream,
-            min_blocks_per_mp=max(1, RESIDENT // threads),
-            preferred_smem_carveout=25,
+            min_blocks_per_mp=max(1, 512 // shape.threads),
+            preferred_smem_carveout=100,
             use_pdl=True,
         )
 

@@ -10,15 +10,15 @@ adds up partial rows (`expert_combine_rmsnorm`) does so in FP32. down_scales[e] 
 FP32.
 
 Exact: every operand in FP16, hence every product, and the sums wherever all partial sums fit 24 bits; else FP32 sums
-in a fixed order (ranges of K, k16 steps in order, ranges added in order). Same input, same bits.
+in a fixed order (ranges of K, even and odd k16 steps each in order, ranges added in order). Same input, same bits.
 
 Rows of routes that no local expert has (padding, or another rank's expert) are not written. A weight is read once per
 active expert, in a layout of our own (`layout.repack_down`). `codes` and `scales` are what `nvfp4_grouped_gemm_swiglu`
 writes; rows of other routes are not read.
 
-The schedule is `sigmoid_bias_topk_routing`'s. It and all weights are read before `griddepcontrol.wait`: the schedule
-must be complete before the launch that precedes this one (the first GEMM), which must trigger its dependents after its
-own wait, as this launch does too.
+The schedule is `sigmoid_bias_topk_routing`'s: experts in ascending order, -1 behind the last one. It and all weights
+are read before `griddepcontrol.wait`: the schedule must be complete before the launch that precedes this one (the first
+GEMM), which must trigger its dependents after its own wait, as this launch does too.
 """
 
 from collections.abc import Iterator
@@ -39,19 +39,16 @@ if TYPE_CHECKING:  # cases are checked where no geometry library is installed
     from jitspark.geometry import Deployment, Experts
 
 MAX_TOKENS = 64
-WARPS = 4  # of a CTA, unless K has more ranges
-WARP_LOADS = 16  # of 16 bytes a lane, so that enough is in flight
+WARPS = 8  # of a CTA, unless K has more ranges
 LOCAL = "num_local_experts"
 
 
 def split(columns: int, moe_hidden_size: int) -> dict[str, Static]:
-    """Ranges of K, the row tiles that a warp has of its range, and how many warps share a range's rows in a CTA."""
+    """Two CTAs of eight warps a multiprocessor: four warps a scheduler hide each other's latencies."""
+    assert moe_hidden_size % TILE_ROWS == 0
     ranges = split_columns(columns)
-    tiles = moe_hidden_size // TILE_ROWS
-    warp_tiles = next(n for n in (WARP_LOADS // ranges["groups"], 4, 2, 1) if n <= 4 and tiles % n == 0)
-    wanted = max(1, WARPS // ranges["ranges"])
-    row_warps = next(n for n in (wanted, 2, 1) if n <= wanted and tiles // warp_tiles % n == 0)
-    return {**ranges, "warp_tiles": warp_tiles, "row_warps": row_warps}
+    row_warps = next((n for n in (8, 4, 2) if n * ranges["ranges"] <= WARPS), 1)
+    return {**ranges, "row_warps": row_warps, "stages": 2, "ctas": 264}
 
 
 def const_axes(hidden: int, width: int, num_experts_per_tok: int) -> dict[str, int]:
@@ -123,8 +120,9 @@ SPEC = KernelSpec(
     statics={
         "groups": GROUPS,  # 64 columns each, of a warp's range
         "ranges": tuple(range(1, MAX_RANGES + 1)),  # of K, which as many warps share
-        "warp_tiles": (1, 2, 4),  # of 16 rows
-        "row_warps": (1, 2, 4),  # that share a CTA's rows
+        "row_warps": (1, 2, 4, 8),  # streams of a CTA
+        "stages": (2, 4, 6, 8),  # row tiles of a warp's ring
+        "ctas": (132, 264),
     },
     args=(
         Tensor("codes", ("num_tokens", "num_experts_per_tok", "packed_width"), "uint8"),
@@ -150,7 +148,7 @@ SPEC = KernelSpec(
     reference="reference:nvfp4_grouped_gemm_partial",
     early_reads=("weight", "weight_scales", "down_scales", "expert_ids", "route_offsets", "routes"),
     partial_outputs=("rows",),
-    instructions=("LDG.E.128", "HMMA.16816.F32", "HMUL2", "F2FP", "ACQBULK", "PREEXIT"),
+    instructions=("UBLKCP", "FENCE.VIEW.ASYNC", "LDG.E.128", "HMMA.16816.F32", "HMUL2", "F2FP", "ACQBULK", "PREEXIT"),
     cases=CASES,
 )
 

@@ -1,7 +1,7 @@
-"""CuTe DSL kernel for `nvfp4_grouped_gemm_swiglu`: a CTA per active expert and 16 outputs, a warp per range of K.
+"""CuTe DSL kernel for `nvfp4_grouped_gemm_swiglu`: streams of gate and up tiles, a warp per range of K.
 
-A warp asks for all of its weights at once, into registers, before it waits for the previous launch; 8 routes at a time
-are then multiplied with them. The warps' sums meet in shared memory; the 16 outputs of a route are one scale block.
+The warps' sums of 16 outputs meet in shared memory, where the next outputs' sums have places of their own, so that half
+of the warps finish while the others go on. The 16 outputs of a route are one scale block.
 """
 
 from collections.abc import Callable
@@ -9,21 +9,15 @@ from collections.abc import Callable
 import cutlass
 from cutlass import cute
 
-from kernel_specs.primitives.nvfp4 import (
-    ITEM,
-    TILE_SUMS,
-    TokenOperands,
-    WarpWeights,
-    add_ranges,
-    leave,
-    multiply_range,
-    place,
-)
+from kernel_specs.primitives.nvfp4 import TILE_SUMS, TokenOperands, add_ranges, leave, place
 from kernel_specs.primitives.nvfp4_codes import SIXTH, code_e2m1, reciprocal, round_e4m3
-from kernel_specs.primitives.nvfp4_tiling import LANES, TILE_ROWS, TOKENS
+from kernel_specs.primitives.nvfp4_stream import make_stream
+from kernel_specs.primitives.nvfp4_tiling import LANES, TILE_ROWS, TOKENS, StreamShape
 from kernel_specs.primitives.warp_topk import sigmoid
 
 PARTS = 2  # gate and up
+OUTPUTS = TILE_ROWS * TOKENS  # of a tile
+BUFFERS = 2
 
 
 def nvfp4_grouped_gemm_swiglu(
@@ -37,65 +31,50 @@ def nvfp4_grouped_gemm_swiglu(
     num_experts_per_tok: int,
     groups: int,
     ranges: int,
+    row_warps: int,
+    stages: int,
+    ctas: int,
 ) -> Callable[..., None]:
     """The host function of one specialization; its arguments are the specialization's, then the stream."""
-    threads = ranges * LANES
-    range_codes = groups * LANES * 16  # bytes of a range of a tile
-    range_scales = groups * LANES * 2
+    shape = StreamShape(groups, ranges, PARTS, width_blocks, row_warps, stages, ctas)
+    team = ranges * LANES  # threads of a stream
     assert ranges * groups * 64 == moe_hidden_size == packed_hidden * 2 == hidden_blocks * 16
-    assert expert_code_bytes == width_blocks * PARTS * ranges * range_codes
-    assert expert_scale_bytes == width_blocks * PARTS * ranges * range_scales
+    assert expert_code_bytes == width_blocks * PARTS * ranges * shape.code_bytes
+    assert expert_scale_bytes == width_blocks * PARTS * ranges * shape.scale_bytes
 
-    def load_tiles(
-        weight: cute.Tensor,
-        weight_scales: cute.Tensor,
-        expert: cutlass.Int32,
-        row_tile: cutlass.Int32,
-        warp: cutlass.Int32,
-        lane: cutlass.Int32,
-    ) -> list[WarpWeights]:
-        tiles = []
-        for part in range(PARTS):
-            number = cutlass.Int64((row_tile * PARTS + part) * ranges + warp)
-            code = cutlass.Int64(expert) * expert_code_bytes + number * range_codes + lane * 16
-            scale = cutlass.Int64(expert) * expert_scale_bytes + number * range_scales + lane * (2 * groups)
-            lane_codes = weight.iterator + cute.assume(code, 16)
-            lane_scales = weight_scales.iterator + cute.assume(scale, 2 * groups)
-            tiles.append(WarpWeights(lane_codes, lane_scales, groups))
-        return tiles
-
-    def load_token(
-        codes: cute.Tensor, scales: cute.Tensor, token: cutlass.Int32, warp: cutlass.Int32, lane: cutlass.Int32
+    def load_tokens(
+        context: tuple, start: cutlass.Int32, last: cutlass.Int32, k_range: cutlass.Int32, lane: cutlass.Int32
     ) -> TokenOperands:
-        """The lane's blocks of its token."""
-        block = (warp * 4 + lane % 4) * groups
+        """The lane's blocks of its token; surplus ones repeat the last route, and are not stored."""
+        _, codes, scales, _, _, routes, _, _ = context
+        token = routes[cutlass.min(start + lane // 4, last - 1)] // num_experts_per_tok
+        block = (k_range * 4 + lane % 4) * groups
         code = cute.assume(token * packed_hidden + block * 8, 16)
         scale = cute.assume(token * hidden_blocks + block, groups)
         return TokenOperands(codes.iterator + code, scales.iterator + scale, groups)
 
     @cute.jit
     def finish(
-        slots: cute.Tensor,
-        gate_scale: cutlass.Float32,
-        up_scale: cutlass.Float32,
-        scale: cutlass.Float32,
-        routes: cute.Tensor,
-        out_codes: cute.Tensor,
-        out_scales: cute.Tensor,
+        context: tuple,
+        sums: cute.Tensor,
+        expert: cutlass.Int32,
         first: cutlass.Int32,
         last: cutlass.Int32,
-        row_tile: cutlass.Int32,
+        tile: cutlass.Int32,
         thread: cutlass.Int32,
     ) -> None:
         """16 neighbouring lanes have the 16 outputs of a route."""
+        _, _, _, gate_up_scales, global_scale, routes, out_codes, out_scales = context
+        scale = global_scale[0]
         inverse_scale = reciprocal(scale)
-        for step in cutlass.range_constexpr(-(-TILE_ROWS * TOKENS // threads)):
-            element = thread + step * threads
-            if element < TILE_ROWS * TOKENS:  # whole warps
+        gate_scale, up_scale = gate_up_scales[expert, 0], gate_up_scales[expert, 1]
+        for step in cutlass.range_constexpr(-(-OUTPUTS // team)):
+            element = thread + step * team
+            if element < OUTPUTS:  # whole warps
                 row, token = element % TILE_ROWS, element // TILE_ROWS
                 at = place(row, token)
-                gate = add_ranges(slots, at, ranges, PARTS * TILE_SUMS) * gate_scale
-                up = add_ranges(slots, at + TILE_SUMS, ranges, PARTS * TILE_SUMS) * up_scale
+                gate = add_ranges(sums, at, ranges, PARTS * TILE_SUMS) * gate_scale
+                up = add_ranges(sums, at + TILE_SUMS, ranges, PARTS * TILE_SUMS) * up_scale
                 value = gate * sigmoid(gate) * up
                 largest = cute.arch.fmax(value, -value)
                 for offset in cutlass.range_constexpr(4):
@@ -111,48 +90,38 @@ def nvfp4_grouped_gemm_swiglu(
                 if position < last:
                     route = routes[position]
                     if row % 8 == 0:
-                        cute.recast_tensor(out_codes[None, route], cutlass.Int32)[row_tile * 2 + row // 8] = word
+                        cute.recast_tensor(out_codes[None, route], cutlass.Int32)[tile * 2 + row // 8] = word
                     if row == 0:
-                        out_scales[row_tile, route] = cutlass.Uint8(byte)
+                        out_scales[tile, route] = cutlass.Uint8(byte)
 
-    @cute.jit
-    def work(
-        slots: cute.Tensor,
-        codes: cute.Tensor,
-        scales: cute.Tensor,
-        weight: cute.Tensor,
-        weight_scales: cute.Tensor,
-        gate_up_scales: cute.Tensor,
-        global_scale: cute.Tensor,
-        routes: cute.Tensor,
-        out_codes: cute.Tensor,
-        out_scales: cute.Tensor,
+    def deliver(
+        context: tuple,
+        sums: cute.Tensor,
+        part: int,
         expert: cutlass.Int32,
-        first: cutlass.Int32,
+        start: cutlass.Int32,
         last: cutlass.Int32,
-        row_tile: cutlass.Int32,
-        thread: cutlass.Int32,
+        tile: cutlass.Int32,
+        job: cutlass.Int32,
+        k_range: cutlass.Int32,
+        lane: cutlass.Int32,
     ) -> None:
-        warp, lane = cute.arch.make_warp_uniform(thread // LANES), thread % LANES
-        gate_scale, up_scale = gate_up_scales[expert, 0], gate_up_scales[expert, 1]
-        scale = global_scale[0]
-        for start in cutlass.range(first, last, TOKENS, unroll=1):
-            # More than 8 routes are rare, and find the weights in L2. To hold them unpacked would take too many
-            # registers, so the compiler must not know that they are the same again: start >> 31 is always 0.
-            tiles = load_tiles(weight, weight_scales, expert + (start >> 31), row_tile, warp, lane)
-            cute.arch.griddepcontrol_wait()
-            cute.arch.griddepcontrol_launch_dependents()
-            # surplus rows of the last MMA repeat the last route, and are not stored
-            route = routes[cutlass.min(start + lane // 4, last - 1)]
-            tokens = load_token(codes, scales, route // num_experts_per_tok, warp, lane)
-            sums = cute.make_rmem_tensor((PARTS * ITEM,), cutlass.Float32)
-            sums.fill(0.0)
-            multiply_range(sums, tiles, tokens, groups)
-            for part in cutlass.range_constexpr(PARTS):
-                leave(sums, part, slots.iterator + cute.assume((warp * PARTS + part) * TILE_SUMS, TILE_SUMS), lane)
-            cute.arch.sync_threads()
-            finish(slots, gate_scale, up_scale, scale, routes, out_codes, out_scales, start, last, row_tile, thread)
-            cute.arch.sync_threads()
+        """Put the sums where those of all ranges meet; with those of the last part, all meet."""
+        thread, _, _ = cute.arch.thread_idx()
+        row = cutlass.Int32(0) if row_warps == 1 else thread // team
+        buffer = (job % BUFFERS * row_warps + row) * (ranges * PARTS * TILE_SUMS)
+        start_of_sums = context[0] + cute.assume(buffer, TILE_SUMS)
+        leave(sums, 0, start_of_sums + cute.assume((k_range * PARTS + part) * TILE_SUMS, TILE_SUMS), lane)
+        if part == PARTS - 1:
+            if ranges == 1:
+                cute.arch.sync_warp()
+            else:
+                cute.arch.barrier(barrier_id=row + 1, number_of_threads=team)
+            met = cute.make_tensor(start_of_sums, cute.make_layout(ranges * PARTS * TILE_SUMS))
+            turned = (thread % team + job % BUFFERS * OUTPUTS) % team if team > OUTPUTS else thread % team
+            finish(context, met, expert, start, last, tile, turned)
+
+    run = make_stream(shape, expert_code_bytes, expert_scale_bytes, load_tokens, deliver)
 
     @cute.kernel
     def device(
@@ -170,24 +139,28 @@ def nvfp4_grouped_gemm_swiglu(
         first_expert: cutlass.Int32,
     ) -> None:
         thread, _, _ = cute.arch.thread_idx()
-        row_tile, index, _ = cute.arch.block_idx()
-        shared = cute.arch.alloc_smem(cutlass.Float32, ranges * PARTS * TILE_SUMS, alignment=128)
-        slots = cute.make_tensor(shared, cute.make_layout(ranges * PARTS * TILE_SUMS))
+        block, _, _ = cute.arch.block_idx()
+        warp, lane = cute.arch.make_warp_uniform(thread // LANES), thread % LANES
+        allocator = cutlass.memory.SmemAllocator()
+        ring = allocator.allocate(shape.warps * shape.ring_bytes, 128)
+        sums = allocator.allocate_array(cutlass.Float32, BUFFERS * shape.warps * PARTS * TILE_SUMS)
+        full = allocator.allocate_array(cutlass.Int64, shape.warps * stages)
         num_routes = cute.size(routes)
-        flat_routes = cute.make_tensor(routes.iterator, cute.make_layout(num_routes))
-        out_codes = cute.make_tensor(out_codes.iterator, cute.make_layout((packed_width, num_routes)))
-        out_scales = cute.make_tensor(out_scales.iterator, cute.make_layout((width_blocks, num_routes)))
-        first, last = route_offsets[index], route_offsets[index + 1]
-        expert = expert_ids[index] - first_expert
-        if last > first and expert >= 0 and expert < weight.shape[0]:
-            work(
-                slots, codes, scales, weight, weight_scales, gate_up_scales, global_scale, flat_routes, out_codes,
-                out_scales, expert, first, last, row_tile, thread,
-            )  # fmt: skip
-        else:
-            # whoever follows may rely on what precedes this launch
-            cute.arch.griddepcontrol_wait()
-            cute.arch.griddepcontrol_launch_dependents()
+        context = (
+            sums,
+            codes,
+            scales,
+            gate_up_scales,
+            global_scale,
+            cute.make_tensor(routes.iterator, cute.make_layout(num_routes)),
+            cute.make_tensor(out_codes.iterator, cute.make_layout((packed_width, num_routes))),
+            cute.make_tensor(out_scales.iterator, cute.make_layout((width_blocks, num_routes))),
+        )
+        run(
+            context, weight, weight_scales, expert_ids, route_offsets, first_expert,
+            ring + cute.assume(warp * shape.ring_bytes, 64),
+            full + warp * stages, block * row_warps + warp // ranges, warp % ranges, lane,
+        )  # fmt: skip
 
     @cute.jit
     def host(
@@ -205,16 +178,15 @@ def nvfp4_grouped_gemm_swiglu(
         first_expert: cutlass.Int32,
         cuda_stream: object,
     ) -> None:
-        most = cutlass.min(expert_ids.shape[0], codes.shape[0] * num_experts_per_tok)
         device(
             codes, scales, weight, weight_scales, gate_up_scales, global_scale, expert_ids, route_offsets, routes,
             out_codes, out_scales, first_expert,
         ).launch(
-            grid=(width_blocks, most, 1),
-            block=(threads, 1, 1),
+            grid=(ctas, 1, 1),
+            block=(shape.threads, 1, 1),
             stream=cuda_stream,
-            min_blocks_per_mp=max(1, 512 // threads),
-            preferred_smem_carveout=25,
+            min_blocks_per_mp=max(1, 512 // shape.threads),
+            preferred_smem_carveout=100,
             use_pdl=True,
         )  # fmt: skip
 

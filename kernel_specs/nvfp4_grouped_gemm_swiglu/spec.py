@@ -15,24 +15,25 @@ the two weight scales. global_scale[0] = 1 / a2. 1/6 and rcp are as in `rmsnorm_
 of codes and scales, coming and going: rows as they are.
 
 Exact: every operand in FP16, hence every product, and the sums wherever all partial sums fit 24 bits; else FP32 sums
-in a fixed order: K in ranges, k16 steps in order, ranges added in order. Same input, same bits. Codes and scales then
-are reproducible but where h falls within FP32 rounding next to a tie of E2M1 or E4M3; there they differ by one code
-between implementations. A case demands equal bytes: its inputs have exact sums, and h clear of ties by several times
-what FP32 loses behind the sums (the reference's `random_arguments` sees to it).
+in a fixed order: K in ranges, even and odd k16 steps each in order, ranges added in order. Same input, same bits.
+Codes and scales then are reproducible but where h falls within FP32 rounding next to a tie of E2M1 or E4M3; there they
+differ by one code between implementations. A case demands equal bytes: its inputs have exact sums, and h clear of ties
+by several times what FP32 loses behind the sums (the reference's `random_arguments` sees to it).
 
 Rows of routes that no local expert has (padding, or another rank's expert) are not written. A weight is read once per
 active expert, in a layout that is this kernel's own (`layout.repack_gate_up`). Nothing else of an expert without routes
 is read. Local are the experts `first_expert` to `first_expert + num_local_experts - 1`; all of them with a slice each.
 
-The schedule is `sigmoid_bias_topk_routing`'s. It and all weights are read before `griddepcontrol.wait`: the schedule
-must be complete before the launch that precedes this one (the norm that quantizes, say), which must trigger its
-dependents after its own wait. This launch does so too, hence the second GEMM may read the schedule early as well.
+The schedule is `sigmoid_bias_topk_routing`'s: experts in ascending order, -1 behind the last one. It and all weights
+are read before `griddepcontrol.wait`: the schedule must be complete before the launch that precedes this one (the norm
+that quantizes, say), which must trigger its dependents after its own wait. This launch does so too, hence the second
+GEMM may read the schedule early as well.
 """
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from jitspark.spec import CONST, VAR, AtMost, Case, Divisible, KernelSpec, Scalar, Specialization, Tensor
+from jitspark.spec import CONST, VAR, AtMost, Case, Divisible, KernelSpec, Scalar, Specialization, Static, Tensor
 from jitspark.target import TARGETS
 from kernel_specs.primitives.nvfp4_tiling import (
     BLOCK,
@@ -47,6 +48,7 @@ if TYPE_CHECKING:  # cases are checked where no geometry library is installed
     from jitspark.geometry import Deployment, Experts
 
 MAX_TOKENS = 64
+WARPS = 8  # of a CTA, unless K has more ranges
 LOCAL = "num_local_experts"
 
 
@@ -64,6 +66,13 @@ def const_axes(hidden: int, width: int, num_experts_per_tok: int) -> dict[str, i
     }
 
 
+def statics(moe_hidden_size: int) -> dict[str, Static]:
+    """Two CTAs of eight warps a multiprocessor: four warps a scheduler hide each other's latencies (NOTES.md)."""
+    split = split_columns(moe_hidden_size)
+    row_warps = next((n for n in (8, 4, 2) if n * split["ranges"] <= WARPS), 1)
+    return {**split, "row_warps": row_warps, "stages": 2, "ctas": 264}
+
+
 def _case(num_tokens: int, sizes: tuple[int, int, int], experts: tuple[int, int], note: str) -> Case:
     num_experts, num_local_experts = experts
     var = {
@@ -75,7 +84,7 @@ def _case(num_tokens: int, sizes: tuple[int, int, int], experts: tuple[int, int]
     return Case(
         axes={**var, **const_axes(*sizes)},
         dtypes={},
-        statics=split_columns(sizes[0]),
+        statics=statics(sizes[0]),
         rtol=0.0,
         atol=0.0,
         note=f"{note}; NaN in experts without routes, scales of 0, saturation",
@@ -122,6 +131,9 @@ SPEC = KernelSpec(
     statics={
         "groups": GROUPS,  # 64 columns each, of a warp's range
         "ranges": tuple(range(1, MAX_RANGES + 1)),  # warps that share K
+        "row_warps": (1, 2, 4, 8),  # streams of a CTA
+        "stages": (2, 4, 6, 8),  # row tiles of a warp's ring; a gate and an up tile go together
+        "ctas": (132, 264),
     },
     args=(
         Tensor("codes", ("num_tokens", "packed_hidden"), "uint8"),
@@ -148,7 +160,17 @@ SPEC = KernelSpec(
     reference="reference:nvfp4_grouped_gemm_swiglu",
     early_reads=("weight", "weight_scales", "gate_up_scales", "global_scale", "expert_ids", "route_offsets", "routes"),
     partial_outputs=("out_codes", "out_scales"),
-    instructions=("LDG.E.128", "HMMA.16816.F32", "HMUL2", "F2FP", "MUFU", "ACQBULK", "PREEXIT"),
+    instructions=(
+        "UBLKCP",
+        "FENCE.VIEW.ASYNC",
+        "LDG.E.128",
+        "HMMA.16816.F32",
+        "HMUL2",
+        "F2FP",
+        "MUFU",
+        "ACQBULK",
+        "PREEXIT",
+    ),
     cases=CASES,
 )
 
@@ -156,7 +178,7 @@ SPEC = KernelSpec(
 def serving(experts: "Experts", width: int) -> Specialization:
     """What serves experts of which this rank has `width` outputs each, for any number of rows."""
     hidden = experts.moe_hidden_size
-    return SPEC.specialize(axes=const_axes(hidden, width, experts.num_experts_per_tok), statics=split_columns(hidden))
+    return SPEC.specialize(axes=const_axes(hidden, width, experts.num_experts_per_tok), statics=statics(hidden))
 
 
 def specializations(deployment: "Deployment") -> Iterator[Specialization]:

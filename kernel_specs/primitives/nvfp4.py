@@ -8,7 +8,7 @@ not. So a product of two operands is exact, 2^-28 times its value (`UNSCALE`), a
 import cutlass
 from cutlass import cute
 
-from kernel_specs.primitives.nvfp4_tiling import LANES, MAGNITUDE_BITS, SIGN_BITS, STEPS, TOKENS
+from kernel_specs.primitives.nvfp4_tiling import LANES, MAGNITUDE_BITS, SIGN_BITS, TOKENS
 
 UNSCALE = 268435456.0  # 2^28
 SIGNS = 0x80008000 - 2**32
@@ -20,7 +20,7 @@ Words = tuple[cutlass.Int32, ...]
 
 
 def load_words(start: cute.Pointer, words: int) -> list[cutlass.Int32]:
-    """4 * words bytes, aligned to as many or to 16. A plain load: it stays before a wait for the previous launch."""
+    """4 * words bytes, aligned to as many or to 16."""
     loaded = cute.make_rmem_tensor((words,), cutlass.Int32)
     cute.autovec_copy(cute.make_tensor(cute.recast_ptr(start, dtype=cutlass.Int32), cute.make_layout(words)), loaded)
     return [loaded[i] for i in range(words)]
@@ -32,35 +32,12 @@ def load_half(start: cute.Pointer) -> cutlass.Int32:
     return cutlass.Int32(half[0])
 
 
-class WarpWeights:
-    """A lane's part of one range of one tile: `groups` times four words of codes, and their scales' words."""
-
-    def __init__(self, codes: cute.Pointer, scales: cute.Pointer, groups: int) -> None:
-        """Ask for all of it. Both point at the lane's first bytes of the tile's range."""
-        self.codes = [load_words(codes + group * LANES * 16, 4) for group in range(groups)]
-        self.scales = load_words(scales, groups // 2)
-
-
 class TokenOperands:
     """A lane's part of one range of the activations of one token."""
 
     def __init__(self, codes: cute.Pointer, scales: cute.Pointer, groups: int) -> None:
         self.codes = load_words(codes, groups * 2)
         self.scales = load_words(scales, groups // 4) if groups > 2 else [load_half(scales)]
-
-
-def multiply_range(sums: cute.Tensor, tiles: list[WarpWeights], tokens: TokenOperands, groups: int) -> None:
-    """Add the range's products to the `ITEM` sums of each tile in turn."""
-    token_scales = [scale for word in tokens.scales for scale in widen_scales(word)]
-    tile_scales = [[scale for word in tile.scales for scale in widen_scales(word)] for tile in tiles]
-    for group in range(groups):
-        columns = [scaled(half, token_scales[group]) for i in range(2) for half in unpack(tokens.codes[2 * group + i])]
-        for number, tile in enumerate(tiles):
-            low, high = tile_scales[number][2 * group], tile_scales[number][2 * group + 1]
-            for step in range(STEPS):
-                pairs = unpack_interleaved(tile.codes[group][step])
-                rows = tuple(scaled(pair, high if i % 2 else low) for i, pair in enumerate(pairs))
-                multiply(sums, number * ITEM, rows, columns[2 * step], columns[2 * step + 1])
 
 
 def unpack_interleaved(word: cutlass.Int32) -> list[cutlass.Int32]:

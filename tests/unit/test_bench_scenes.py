@@ -38,10 +38,10 @@ def built(kind, launches, kernels, tokens, sizes):
 def nvfp4_scene(factor=1.0):
     from kernel_specs.nvfp4_grouped_gemm_partial.spec import const_axes as second_axes
     from kernel_specs.nvfp4_grouped_gemm_partial.spec import split
-    from kernel_specs.nvfp4_grouped_gemm_swiglu.spec import const_axes, split_columns
+    from kernel_specs.nvfp4_grouped_gemm_swiglu.spec import const_axes, statics
 
     hidden, width = 256, 128
-    first, first_launch = reference("nvfp4_grouped_gemm_swiglu", const_axes(hidden, width, 8), split_columns(hidden))
+    first, first_launch = reference("nvfp4_grouped_gemm_swiglu", const_axes(hidden, width, 8), statics(hidden))
     second, second_launch = reference(
         "nvfp4_grouped_gemm_partial",
         second_axes(hidden, width, 8),
