@@ -1,8 +1,9 @@
-"""Loads every kernel of the cache that the environment names, as a serving process would, and says how long it took."""
+"""Loads all kernels and plans of the cache that the environment names, as a serving process does, and says how long."""
 
 import sys
 import time
 
+from cache_tools.plan_files import plans_in
 from jitspark.loader import Loader
 from jitspark.lookup import Lookup
 from jitspark.settings import from_environment
@@ -18,8 +19,13 @@ def main() -> None:
     kernels = Loader(settings).load(found)
     if not kernels or len(kernels) < len(keys):
         sys.exit(f"{len(kernels)} of {len(keys)} kernels loaded")
+    plans = list(plans_in(lookup.roots.layers))
+    unserved = {key for each in plans for key in each.plan.keys()} - set(keys)  # noqa: SIM118 - a plan is no mapping
+    if unserved:
+        sys.exit(f"plans name {len(unserved)} kernels that are not there")
     targets = ", ".join(sorted({key.target for key in keys}))
-    print(f"{len(kernels)} kernels for {targets} loaded in {1000 * (time.perf_counter() - started):.0f} ms")
+    milliseconds = 1000 * (time.perf_counter() - started)
+    print(f"{len(kernels)} kernels for {targets} and {len(plans)} plans loaded in {milliseconds:.0f} ms")
 
 
 main()
