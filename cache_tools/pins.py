@@ -3,7 +3,7 @@
 import json
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,14 @@ logger = logging.getLogger("jitspark")
 MAX_PLAN_BYTES = 16 * 1024 * 1024
 
 
-def pinned_keys(layers: Iterable[Layer]) -> set[Key]:
-    """The keys that some stored plan of these layers needs. A plan that makes no sense pins nothing, and is said.
+def pinned_keys(layers: Iterable[Layer], but: Container[Path] = ()) -> set[Key]:
+    """The keys that some stored plan of these layers needs, other than the files `but`.
 
-    Raises CacheDirectoryError for plans that the system cannot read now: what they pin must not go meanwhile.
+    A plan that makes no sense pins nothing, and is said. Raises CacheDirectoryError for plans that the system cannot
+    read now: what they pin must not go meanwhile.
     """
-    return {key for layer in layers for name in plan_names(layer.root) for key in _keys(layer, name)}
+    names = ((layer, name) for layer in layers for name in plan_names(layer.root))
+    return {key for layer, name in names if layer.root / PLANS / name not in but for key in _keys(layer, name)}
 
 
 def plan_names(root: Path) -> list[str]:

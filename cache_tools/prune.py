@@ -1,7 +1,8 @@
-"""`prune`: remove entries by size, age and toolchain, and what killed processes left behind.
+"""`prune`: remove entries by size, age and toolchain, plans by age, and what killed processes left behind.
 
 An entry is renamed away and then unlinked: a lookup at that moment misses, and what is loaded lives in memory. What a
-stored plan pins stays, and so does what somebody holds the lock of, to build it.
+stored plan pins stays, and so does what somebody holds the lock of, to build it. A plan is as old as the last `warm`
+that wanted it; an old one goes first, and pins no more.
 """
 
 import contextlib
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cache_tools.pins import pinned_keys
+from cache_tools.pins import pinned_keys, plan_names
 from jitspark.errors import CacheDirectoryError, EntryError, ToolchainError
 from jitspark.failures import sweep_failures
 from jitspark.folders import make_folder, open_folder
@@ -78,8 +79,9 @@ def prune(layer: Layer, rules: Rules, settings: Settings, others: Sequence[Layer
     Raises ToolchainError when other toolchains are to go and this process has none of its own.
     """
     entries = _candidates(layer)
-    free, pinned = _chosen(entries, rules, pinned_keys((layer, *others)))
-    removed, gone, busy = _leftovers(layer, rules), set(), 0
+    plans = _old_plans(layer, rules)
+    free, pinned = _chosen(entries, rules, pinned_keys((layer, *others), but={each.path for each in plans}))
+    removed, gone, busy = plans + _leftovers(layer, rules), set(), 0
     lock = _locks(layer, settings)
     for entry, why in free:
         with lock(entry.key) as taken:
@@ -103,6 +105,20 @@ def _candidates(layer: Layer) -> list[_Candidate]:
             last_use = max(made, used.get(f"{key.path}/{toolchain}", 0))
             found.append(_Candidate(key, toolchain, _size(folder), last_use))
     return found
+
+
+def _old_plans(layer: Layer, rules: Rules) -> list[Removed]:
+    """Plans that no warm has wanted for as long as the rule says; they are removed."""
+    old: list[Removed] = []
+    for name in plan_names(layer.root) if rules.unused_for is not None else ():
+        path = layer.root / PLANS / name
+        with contextlib.suppress(OSError):
+            state = path.lstat()
+            if state.st_mtime < time.time() - (rules.unused_for or 0):
+                if not rules.dry_run:
+                    path.unlink()
+                old.append(Removed(path, state.st_size, "unused"))
+    return old
 
 
 def _last_uses(layer: Layer) -> dict[str, int]:

@@ -126,6 +126,22 @@ def test_plans_of_other_layers_pin_too(layer, tmp_path):
     assert left(layer) == keys(ITEMS[:1])
 
 
+def test_a_plan_that_was_not_wanted_for_long_goes_and_pins_no_more(layer, run):
+    write_plan(layer, "old.json", {"keys": [ITEMS[0].key.path, ITEMS[1].key.path]})
+    write_plan(layer, "new.json", {"keys": [ITEMS[0].key.path]})
+    os.utime(layer.root / "plans-v1/old.json", (time.time() - 500, time.time() - 500))
+
+    dry = run(unused_for=250.0, dry_run=True)
+    assert sorted(os.listdir(layer.root / "plans-v1")) == ["new.json", "old.json"]
+    result = run(unused_for=250.0)
+
+    assert dry.removed == result.removed
+    assert [each.path.name for each in result.removed if each.path.suffix == ".json"] == ["old.json"]
+    assert os.listdir(layer.root / "plans-v1") == ["new.json"]
+    assert left(layer) == keys([ITEMS[0], *ITEMS[2:]])
+    assert run(max_size=0).pinned == 1
+
+
 @pytest.mark.parametrize(
     "content",
     [
