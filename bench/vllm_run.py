@@ -127,10 +127,11 @@ def batches() -> Iterator[tuple[str, list[list[int]], list[int], list[int]]]:
 
 
 def acceptance(llm: Any) -> dict[str, float]:
-    """Drafted and accepted tokens so far, as vLLM counts them."""
+    """Drafted and accepted tokens and preempted requests so far, as vLLM counts them."""
     values = {metric.name: getattr(metric, "value", None) for metric in llm.get_metrics()}
     names = {"drafts": "num_drafts", "drafted": "num_draft_tokens", "accepted": "num_accepted_tokens"}
-    return {name: values.get(f"vllm:spec_decode_{field}", 0) or 0 for name, field in names.items()}
+    found = {name: values.get(f"vllm:spec_decode_{field}", 0) or 0 for name, field in names.items()}
+    return {**found, "preemptions": values.get("vllm:num_preemptions", 0) or 0}
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
