@@ -1,7 +1,8 @@
 """`bin/check-plans`: whole decode steps on this GPU, from a pack of bin/make-decode-pack.
 
 Each plan for checking: launch by launch against its references, from equal inputs, in an arena of NaN; a captured
-replay against an eager run; two executors on two streams. Exit status 0 when everything passed.
+replay against an eager run; that a run neither allocates nor waits; two executors on two streams. Exit status 0 when
+everything passed.
 """
 
 import argparse
@@ -17,7 +18,7 @@ import torch
 from bench import machine, packed_cache
 from bench.plan_pack import Packed, load_plan_kernels, read_plans
 from jitspark.checking.packed import Kernels
-from jitspark.checking.plan_check import Bench, Outcome, launch_by_launch, replayed, side_by_side
+from jitspark.checking.plan_check import Bench, Outcome, launch_by_launch, quiet, replayed, side_by_side
 from jitspark.errors import JitsparkError
 from jitspark.plan import Stage
 
@@ -34,6 +35,7 @@ def check(plans: Sequence[Packed], kernels: Kernels, seed: int) -> Iterator[tupl
         bench = draw(packed, kernels, generator)
         yield packed.title, launch_by_launch(bench)
         yield packed.title, replayed(bench)
+        yield packed.title, quiet(bench)
         if packed.plan.stage == Stage.DECODE:
             yield packed.title, side_by_side(bench, before or bench)
             before = bench

@@ -99,6 +99,24 @@ def replayed(bench: Bench) -> Outcome:
     return Outcome("captured replay equals eager, bit for bit", tuple(problems))
 
 
+def quiet(bench: Bench) -> Outcome:
+    """A run allocates nothing on the device and does not wait for it."""
+    executor = bench.executor()
+    _run(executor, executor.run)
+    before = torch.cuda.memory_stats()["allocation.all.allocated"]
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        executor.run()
+        problems = []
+    except RuntimeError as problem:
+        problems = [str(problem)]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    allocations = torch.cuda.memory_stats()["allocation.all.allocated"] - before
+    problems += [f"{allocations} allocations on the device"] if allocations else []
+    return Outcome("a run neither allocates nor waits", tuple(problems))
+
+
 def side_by_side(first: Bench, second: Bench) -> Outcome:
     """Two executors on two streams, replayed at the same time, give what each gives alone."""
     executors = [first.executor(), second.executor()]

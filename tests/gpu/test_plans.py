@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from bench import machine  # noqa: E402
 from bench.check_plans import LENGTHS, NUMBERS  # noqa: E402
 from jitspark.checking.packed import load_keys  # noqa: E402
-from jitspark.checking.plan_check import Bench, launch_by_launch, replayed, side_by_side  # noqa: E402
+from jitspark.checking.plan_check import Bench, launch_by_launch, quiet, replayed, side_by_side  # noqa: E402
 from jitspark.errors import MissingEntriesError  # noqa: E402
 from jitspark.settings import from_environment  # noqa: E402
 
@@ -48,6 +48,11 @@ def test_every_launch_does_what_its_reference_does(name, tp, rows):
 @pytest.mark.parametrize(("name", "tp"), DEPLOYMENTS)
 def test_a_captured_replay_gives_the_bits_of_an_eager_run(name, tp):
     says_nothing(replayed(bench_of(name, tp, 24)))
+
+
+@pytest.mark.parametrize(("name", "tp"), DEPLOYMENTS)
+def test_a_run_neither_allocates_nor_waits(name, tp):
+    says_nothing(quiet(bench_of(name, tp, 24)))
 
 
 @pytest.mark.parametrize(("name", "tp"), DEPLOYMENTS)
