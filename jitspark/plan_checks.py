@@ -173,8 +173,6 @@ def order_problems(launches: Sequence[Launch], named: Mapping[str, Buffer]) -> I
             if each.role != "in":
                 last_write[each.buffer] = index
         complete = complete if launch.triggers_early else index - 1
-        if launch.provider != CUTE:
-            complete = index
     for name, buffer in named.items():
         if buffer.kind is Kind.OUTPUT and name not in last_write:
             yield Problem(name, "an output that no launch writes", "a launch that writes it")

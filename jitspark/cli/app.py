@@ -73,6 +73,7 @@ def plan(
     *,
     geometry: Geometry = DEFAULT_GEOMETRY,
     launches: Annotated[bool, typer.Option("--launches", help="Each launch, not those alike together.")] = False,
+    weights: Annotated[bool, typer.Option("--weights", help="Its weights instead: from where, and how held.")] = False,
     context: Annotated[int, typer.Option("--ctx", min=1, help="Keys of each request.")] = 32768,
     distinct: Annotated[
         float | None, typer.Option("--distinct-experts", min=0, help="Experts that the rows go to; else as by chance.")
@@ -88,7 +89,7 @@ def plan(
 
     with errors_as_json(as_json):
         chosen = parse_targets(target, say)[0]
-        view = View(Workload(context, distinct, rate * 1e12), launches, as_json, draw)
+        view = View(Workload(context, distinct, rate * 1e12), launches, weights, as_json, draw)
         show_plan(Served(geometry, tp, chosen, {}), stage, rows, from_environment(), view)
 
 

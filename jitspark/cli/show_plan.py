@@ -14,16 +14,18 @@ from jitspark.plan_costs import Cost, Workload, costs
 from jitspark.plan_request import PlanRequest
 from jitspark.planning import Plans, Served
 from jitspark.settings import Settings
+from jitspark.weights_contract import Need, contract, held
 
 MICROSECONDS = 1e6
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What to show, apart from the plan: each launch or those alike together, and where to draw it."""
+    """What to show, apart from the plan: each launch or those alike together, its weights, and where to draw it."""
 
     workload: Workload
     every_launch: bool = False
+    weights: bool = False
     as_json: bool = False
     drawing: Path | None = None
 
@@ -44,7 +46,7 @@ def show_plan(served: Served, stage: str, rows: int, settings: Settings, view: V
     if view.as_json:
         answer_json(plan_json(plan, found, view.workload))
         return
-    for line in lines(plan, found, view):
+    for line in weight_lines(plan) if view.weights else lines(plan, found, view):
         answer(line)
 
 
@@ -80,6 +82,26 @@ def lines(plan: Plan, found: Sequence[Cost], view: View) -> Iterator[str]:
     yield f"total {total / 1e6:.1f} MB, floor {total / workload.rate * MICROSECONDS:.1f} us"
 
 
+def weight_lines(plan: Plan) -> Iterator[str]:
+    """The plan's weights contract for people: what it needs, from where, and how many bytes that holds."""
+    needs = contract([plan])
+    groups: dict[tuple[object, ...], list[Need]] = {}
+    for need in needs:
+        source = need.source
+        way = (source.layout, source.tap, "vLLM's" if source.shared else "twice")
+        groups.setdefault((_place(need.name), *way, need.shape, need.dtype), []).append(need)
+    rows = [_weight_row(str(place), way, alike) for (place, *way, _, _), alike in groups.items()]
+    yield from table(("weight", "times", "layout", "tap", "held", "shape", "dtype", "bytes", "first tensor"), rows)
+    both = held(needs)
+    yield f"{both.shared / 1e9:.2f} GB of vLLM's own memory, {both.twice / 1e9:.2f} GB held twice"
+
+
+def _weight_row(place: str, way: Sequence[object], alike: Sequence[Need]) -> tuple[object, ...]:
+    first = alike[0]
+    span = _span([each.name for each in alike], place)
+    return span, len(alike), *way, str(list(first.shape)), first.dtype, first.nbytes, first.source.tensor
+
+
 def _parts(plan: Plan, found: Sequence[Cost], workload: Workload) -> Iterator[str]:
     by_part: dict[str, list[float]] = {}
     for launch, cost in zip(plan.launches, found, strict=True):
@@ -96,22 +118,23 @@ def _alike(plan: Plan, found: Sequence[Cost], workload: Workload) -> list[tuple[
     """Launches of one key that stand at the same place of a layer and move as many bytes, together."""
     groups: dict[tuple[str, str, str], list[tuple[Launch, Cost]]] = {}
     for launch, cost in zip(plan.launches, found, strict=True):
-        groups.setdefault((_place(launch), str(launch.key), repr(cost)), []).append((launch, cost))
+        groups.setdefault((_place(launch.name), str(launch.key), repr(cost)), []).append((launch, cost))
     return [
-        _row(_span([launch for launch, _ in each], place), len(each), *each[0], workload)
+        _row(_span([launch.name for launch, _ in each], place), len(each), *each[0], workload)
         for (place, _, _), each in groups.items()
     ]
 
 
-def _place(launch: Launch) -> str:
-    """Where a launch stands within its layer."""
-    return ".".join(launch.name.split(".")[2:]) if launch.name.startswith("layers.") else launch.name
+def _place(name: str) -> str:
+    """Where a launch or a weight stands within its layer."""
+    return ".".join(name.split(".")[2:]) if name.startswith("layers.") else name
 
 
-def _span(launches: Sequence[Launch], place: str) -> str:
-    if not launches[0].name.startswith("layers."):
+def _span(names: Sequence[str], place: str) -> str:
+    """The names of one place in several layers as one."""
+    if not names[0].startswith("layers."):
         return place
-    first, last = launches[0].name.split(".")[1], launches[-1].name.split(".")[1]
+    first, last = names[0].split(".")[1], names[-1].split(".")[1]
     return f"layers.{first}{'' if first == last else f'..{last}'}.{place}"
 
 

@@ -208,8 +208,13 @@ def test_what_the_launch_before_wrote_is_complete_where_it_is_waited_for():
     assert order(launch("eager", reads="x", writes="a", triggers_early=True), launch("late", reads="a")) == []
 
 
-def test_whoever_is_no_kernel_of_ours_ends_before_the_next_begins():
-    assert order(launch("copy", reads="x", writes="a", provider="torch"), EARLY) == []
+def test_whoever_is_no_kernel_of_ours_is_no_different():
+    """It ends before the next begins, but what it wrote is sure to be seen only behind a wait."""
+    copy = launch("copy", reads="x", writes="a", provider="torch")
+
+    assert order(copy, EARLY) == ["early: a read ahead of copy, which writes it"]
+    assert order(copy, NORM, EARLY) == []
+    assert order(WRITER, launch("copy", reads="x", writes="b", provider="torch"), EARLY) == []
 
 
 def test_inputs_may_be_read_ahead_by_the_first_launch():

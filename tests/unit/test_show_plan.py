@@ -100,6 +100,17 @@ def test_people_see_launches_keys_bytes_and_floors():
     assert "layers.2.experts.gate_up" in every and len(every.splitlines()) > 62
 
 
+def test_people_see_the_weights_contract():
+    result = run("--tp", "8", "--weights")
+
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    gate_up = next(line for line in lines if line.startswith("layers.1..60.experts.gate_up.weight "))
+    assert gate_up.split()[1:5] == ["60", "nvfp4_gate_up_slice", "checkpoint", "twice"]
+    assert any(line.startswith("layers.0..61.qkv_gate ") and " as_is " in line for line in lines)
+    assert lines[-1].endswith("60.80 GB held twice")
+
+
 def test_programs_get_one_json_object():
     result = run("--tp", "2", "--geometry", "tiny_swa", "--json", "--ctx", "100", "--rate", "1")
     plan = json.loads(result.stdout)
