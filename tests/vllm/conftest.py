@@ -211,7 +211,7 @@ def tiny_draft(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def one_rank(tiny_draft):
+def one_rank(muse_spark_open, tiny, tiny_draft):  # noqa: ARG001 - no config can be made after this
     """vLLM on a CPU, its groups made of one rank."""
     import vllm.platforms
     from vllm.config import set_current_vllm_config
