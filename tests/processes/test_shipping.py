@@ -120,19 +120,6 @@ def test_a_user_with_nothing_loads_every_entry_from_a_read_only_mount(image, sit
     assert everything_below(image) == before
 
 
-@pytest.mark.skipif(unprivileged() is not None, reason=str(unprivileged()))
-@pytest.mark.skipif(shutil.which("strace") is None, reason="no strace")
-def test_loading_from_a_read_only_mount_writes_nothing_and_takes_no_lock(image, site):
-    trace = ["/usr/bin/strace", "-f", "-qq", "-y", "-e", f"trace={CHANGING}"]
-    done = load_as_a_foreign_user(image, site, under=trace)
-
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["right"] == ENTRIES
-    calls = done.stderr.splitlines()
-    assert sum("kernel.so" in call for call in calls) >= ENTRIES
-    assert not [call for call in calls if not ALLOWED.match(call) or "O_CREAT" in call]
-
-
 @pytest.fixture(scope="module")
 def deployment_image(tmp_path_factory, keys):
     """As `image`, of everything that a deployment asks for: all kernels compiled, all plans made. Takes minutes."""
@@ -160,6 +147,22 @@ def test_a_user_with_nothing_loads_every_plan_of_a_deployment_and_what_it_names(
     assert found["unserved"] == 0
     assert (report["uid"], report["compile"], report["writable"], report["foreign"]) == (UID, "never", "None", [])
     assert everything_below(deployment_image) == before
+
+
+@pytest.mark.skipif(unprivileged() is not None, reason=str(unprivileged()))
+@pytest.mark.skipif(shutil.which("strace") is None, reason="no strace")
+@pytest.mark.parametrize("deployment", [(), DEPLOYMENT[1::2]], ids=["entries", "plans too"])
+def test_loading_from_a_read_only_mount_writes_nothing_and_takes_no_lock(request, site, deployment):
+    image = request.getfixturevalue("deployment_image" if deployment else "image")
+    trace = ["/usr/bin/strace", "-f", "-qq", "-y", "-e", f"trace={CHANGING}"]
+    done = load_as_a_foreign_user(image, site, *deployment, under=trace)
+
+    assert done.returncode == 0, done.stderr
+    report, calls = json.loads(done.stdout), done.stderr.splitlines()
+    assert report["right"] == report["keys"] >= ENTRIES
+    assert sum("kernel.so" in call for call in calls) >= report["keys"]
+    assert any("plans-v1" in call for call in calls) == bool(deployment)
+    assert not [call for call in calls if not ALLOWED.match(call) or "O_CREAT" in call]
 
 
 def test_a_wheel_is_installed_in_a_fresh_environment_found_and_loaded(tmp_path, builders, site, image):
