@@ -46,6 +46,8 @@ _HEADER = {
 }
 _LAUNCH = ("name", "part", "provider", "operation", "triggers_early")  # the same for any number of rows
 _BUFFER = ("name", "kind", "dtype", "strides", "of")
+_SOURCE = ("tensor", "layout", "tap", "shared")
+_KINDS = {kind.value: kind for kind in Kind}
 # whose shapes depend on the number of rows, or who have a place in an arena
 _SIZED = (Kind.INPUT, Kind.OUTPUT, Kind.WORKSPACE, Kind.SYMMETRIC, Kind.PEERS, Kind.SIGNAL)
 
@@ -73,10 +75,11 @@ def _contents(plan: Plan, keys: Sequence[Key]) -> tuple[dict[str, Any], dict[str
         return arguments.place([place[argument.buffer], argument.role, argument.early, view])
 
     launches = [[argument_place(argument) for argument in launch.arguments] for launch in plan.launches]
+    origins = [None if each.source is None else sources.place(each.source) for each in plan.buffers]
     frame = {
-        "sources": sources.rows,
+        "sources": [[getattr(each, name) for name in _SOURCE] for each in sources.rows],
         "buffers": {name: [getattr(each, name) for each in plan.buffers] for name in _BUFFER}
-        | {"source": [None if each.source is None else sources.place(each.source) for each in plan.buffers]}
+        | {"source": origins}
         | {"shape": [None if each.kind in _SIZED else each.shape for each in plan.buffers]},
         "arguments": arguments.rows,
         "launches": {name: [getattr(each, name) for each in plan.launches] for name in _LAUNCH}
@@ -159,14 +162,16 @@ class PlanReader:
 
 
 def _frame(body: Mapping[str, Any]) -> Frame:
-    sources = [WeightSource(**row) for row in body["sources"]]
+    sources = [WeightSource(*row) for row in body["sources"]]
     table = body["buffers"]
     _require(str, table["name"], table["dtype"], *(body["launches"][name] for name in _LAUNCH[:-1]))
     _require(bool, body["launches"]["triggers_early"])
     rows = _rows(*(table[name] for name in (*_BUFFER, "source", "shape")))
     buffers = tuple(
-        Buffer(name, Kind(kind), tuple(shape or ()), dtype, _tuple(strides), 0, of, _at(sources, source))
-        for name, kind, dtype, strides, of, source, shape in rows
+        [
+            Buffer(name, _KINDS[kind], tuple(shape or ()), dtype, _tuple(strides), 0, of, _at(sources, source))
+            for name, kind, dtype, strides, of, source, shape in rows
+        ]
     )
     arguments = [_argument(row, buffers) for row in body["arguments"]]
     views = [row[3] if len(row) == 4 else None for row in body["arguments"]]
@@ -203,7 +208,8 @@ def _argument(row: Sequence[Any], buffers: Sequence[Buffer]) -> Argument:
 def _plan(frame: Frame, own: Mapping[str, Any], keys: Sequence[Key]) -> Plan:
     buffers = list(frame.buffers)
     for index, shape, offset in _rows(frame.sized, own["shapes"], own["offsets"]):
-        buffers[index] = replace(buffers[index], shape=tuple(shape), offset=offset)
+        was = buffers[index]
+        buffers[index] = Buffer(was.name, was.kind, tuple(shape), was.dtype, was.strides, offset, was.of, was.source)
     statics = [MappingProxyType({name: _number(item) for name, item in row.items()}) for row in own["statics"]]
     chosen = [_at(statics, index) for index in own["launch_statics"]]
     for name, kind in _HEADER.items():
@@ -212,12 +218,14 @@ def _plan(frame: Frame, own: Mapping[str, Any], keys: Sequence[Key]) -> Plan:
     names, parts, providers, operations, triggers = frame.columns
     served = [_at(keys, index) for index in own["keys"]]
     arguments = _seen(frame, [tuple(shape) for shape in own["views"]])
-    rows = _rows(names, parts, providers, operations, served, arguments, chosen, triggers)
+    columns = (names, parts, providers, operations, served, arguments, chosen, triggers)
+    if {len(each) for each in columns} != {len(names)}:
+        raise ValueError("columns of different lengths")
     return Plan(
         stage=Stage(own["stage"]),
         providers=own["providers"],
         buffers=tuple(buffers),
-        launches=tuple([Launch(*row) for row in rows]),
+        launches=tuple(map(Launch, *columns)),
         **{name: own[name] for name in _HEADER},
     )
 
@@ -272,9 +280,8 @@ def _key(text: str) -> Key:
 
 def _require(kind: type, *columns: Iterable[Any]) -> None:
     for column in columns:
-        for item in column:
-            if type(item) is not kind:
-                raise TypeError(f"{item!r:.40} is no {kind.__name__}")
+        if set(map(type, column)) - {kind}:
+            raise TypeError(f"something that is no {kind.__name__}")
 
 
 def _rows(*columns: Sequence[Any]) -> "zip[tuple[Any, ...]]":

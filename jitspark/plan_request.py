@@ -36,6 +36,7 @@ MAKERS = (
     "markov_plan",
     "plan",
     "plan_builder",
+    "plan_format",
     "spec",
 )
 
