@@ -19,7 +19,6 @@ import torch
 from bench import draft_scene, machine, packed_cache
 from bench.markov import restated_sampler, stock_loop, vllm_sampler
 from bench.plan_pack import Packed, load_plan_kernels, read_plans
-from bench.step_floor import floor_bytes
 from bench.timing import chain, read_rate, time_chains
 from jitspark.checking.check import cuda_graph
 from jitspark.checking.packed import Kernels
@@ -30,14 +29,13 @@ from jitspark.executor import Executor
 from jitspark.markov_plan import FIRST_TOKEN
 from jitspark.plan import CUTE, Kind, Plan, Stage
 from jitspark.plan_binding import local_memory
+from jitspark.plan_costs import Workload, costs
 
 RESULTS = Path(__file__).resolve().parent / "results"
 STOCK = "stock"
 NUMBERS = {"rank": 0, "timeout_us": 2_000_000, FIRST_TOKEN: 0}
 COPIES = 3  # of the context chain's weights in one graph, so that the L2 cache holds none
 LENGTHS = (2055, 0, 71, 7, 2056, 70, 1000, 72)  # for checks: edges of blocks and windows, alone, padded, long
-CHECKED_ROWS = 64
-
 Call = Callable[[], object]
 
 
@@ -120,10 +118,22 @@ def _bench(plan: Plan, kernels: Kernels, generator: torch.Generator) -> Bench:
 def _rank(plans: Sequence[Packed], kernels: Kernels, generator: torch.Generator, options: argparse.Namespace) -> Rank:
     weights: dict[str, torch.Tensor] = {}
     for packed in plans:  # the plans of any number of rows have the same
-        if packed.about["provider"] == CUTE and packed.plan.rows // packed.plan.query_length == options.requests[0]:
-            weights |= random_weights(packed.plan, generator, max_positions=options.ctx + 8)
+        if packed.about["provider"] == CUTE and packed.about["requests"] == options.requests[0]:
+            weights |= _drawn(packed.plan, generator, options.ctx + 8)
     named = {(int(each.about["requests"]), each.plan.stage, str(each.about["provider"])): each for each in plans}
     return Rank(named, kernels, weights, generator)
+
+
+def _drawn(plan: Plan, generator: torch.Generator, max_positions: int) -> dict[str, torch.Tensor]:
+    if plan.stage != Stage.MARKOV:
+        return random_weights(plan, generator, max_positions=max_positions)
+    made = {}
+    for buffer in plan.buffers:
+        if buffer.kind == Kind.WEIGHT:
+            rows, width = (int(size) for size in buffer.shape)
+            weight = torch.empty(rows, width, dtype=torch.bfloat16, device="cuda")
+            made[buffer.name] = weight.normal_(0, width**-0.5, generator=generator)
+    return made
 
 
 def _measure(rank: Rank, requests: int, rate: float, options: argparse.Namespace) -> dict[str, Any]:
@@ -137,7 +147,7 @@ def _measure(rank: Rank, requests: int, rate: float, options: argparse.Namespace
     theirs = _theirs(rank, requests, made) if options.stock else {}
     graphs = {f"{part}_{who}": calls for who, parts in (("us", ours), (STOCK, theirs)) for part, calls in parts.items()}
     timings = {name: _timed(name, calls, options.replays) for name, calls in graphs.items()}
-    floors = _floors(context, forward, sampling, [options.ctx] * requests)
+    floors = _floors(context, forward, sampling, options.ctx)
     return {
         "requests": requests,
         "context": options.ctx,
@@ -219,13 +229,19 @@ def _captured(call: Call) -> Callable[[], None]:
     return cuda_graph(lambda: call() and None)
 
 
-def _floors(context: Plan, forward: Plan, sampling: Plan, lengths: Sequence[int]) -> dict[str, float]:
-    """Bytes that each part must read; the sampling loop's own weight counts in each of its steps, as stock reads it."""
+def _floors(context: Plan, forward: Plan, sampling: Plan, seq_len: int) -> dict[str, float]:
+    """Bytes that each part must read: weights, and keys and values; activations, a hundredth of this, are left out.
+
+    The sampling loop's own weight counts in each of its steps, as stock reads it, and once in `step_read_once`.
+    """
     buffers = sampling.buffer_named()
-    weights = {name: 2.0 * buffers[name].shape[0] * buffers[name].shape[1] for name in ("lm_head", "markov_w2")}
+    weights = {
+        name: 2.0 * int(buffers[name].shape[0]) * int(buffers[name].shape[1]) for name in ("lm_head", "markov_w2")
+    }
+    work = Workload(context=seq_len)
     parts = {
-        "context": sum(floor_bytes(context, lengths, 0, 1).values()),
-        "forward": sum(floor_bytes(forward, lengths, 0, 1).values()),
+        "context": sum(each.weights for each in costs(context, work)),
+        "forward": sum(each.weights + each.cache for each in costs(forward, work)),
         "sampling": weights["lm_head"] + sampling.query_length * weights["markov_w2"],
     }
     once = sum(parts.values()) - (sampling.query_length - 1) * weights["markov_w2"]

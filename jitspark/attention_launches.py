@@ -21,14 +21,13 @@ PARTIALS = ("partial_max", "partial_sum", "partial_out")
 class AttentionLaunches:
     """Adds layers' attention to a plan: `qkvg` in, `attention_output` out.
 
-    The plan's inputs are `positions` [rows], `seq_lens` [requests], and for the layer `at` its `{at}.kv_cache`,
-    `{at}.block_table` and `{at}.slot_mapping`.
+    The plan's inputs are `seq_lens` [requests], `positions` [rows] where a layer uses RoPE, and for the layer `at` its
+    `{at}.kv_cache`, `{at}.block_table` and `{at}.slot_mapping`.
     """
 
     def __init__(self, builder: PlanBuilder, decoder: Decoder, tp: int, rows: int, query_length: int) -> None:
         self._builder, self._decoder, self._tp, self._rows, self._length = builder, decoder, tp, rows, query_length
         self._requests = rows // query_length
-        builder.buffer("positions", Kind.INPUT, (rows,), "int64")
         builder.buffer("seq_lens", Kind.INPUT, (self._requests,), "int32")
 
     def add(self, at: str, *, rope: bool, window: int) -> None:
@@ -42,6 +41,8 @@ class AttentionLaunches:
         strides = (f"{at}.block_stride", f"{at}.head_stride", f"{at}.token_stride", 1)
         cache = build.buffer(f"{at}.kv_cache", Kind.KV_CACHE, shape, "bfloat16", strides=strides)
         slots = build.buffer(f"{at}.slot_mapping", Kind.INPUT, (self._rows,), "int64")
+        if rope:
+            build.buffer("positions", Kind.INPUT, (self._rows,), "int64")
         build.launch(
             f"{at}.append",
             PART,

@@ -70,7 +70,7 @@ class DraftDecode:
         if step is None or not self._cached():
             return None
         executor = self._forward[step.rows]
-        executor.run({"inputs_embeds": hidden, "positions": positions, **self._caches(), **self._tables(step)})
+        _run(executor, {"inputs_embeds": hidden, "positions": positions, **self._caches(), **self._tables(step)})
         if self._watch is not None:
             self._watch.note(executor.plan)
             self.require_heard()
@@ -92,9 +92,7 @@ class DraftDecode:
         if executor is None or not per_layer or any(each is None for each in per_layer) or not self._cached():
             return False
         named = {f"layers.{index}.slot_mapping": each for index, each in enumerate(per_layer)}
-        inputs = {"context": states, "positions": positions, **named, **self._caches()}
-        known = executor.plan.buffer_named()
-        executor.run({name: each for name, each in inputs.items() if name in known})
+        _run(executor, {"context": states, "positions": positions, **named, **self._caches()})
         return True
 
     def _step(self, rows: int) -> DecodeStep | None:
@@ -124,6 +122,12 @@ class DraftDecode:
             found[f"layers.{index}.block_table"] = table.block_table
             found[f"layers.{index}.slot_mapping"] = table.slot_mapping[: step.rows]
         return found
+
+
+def _run(executor: BoundPlan, inputs: Tensors) -> None:
+    """Without RoPE a plan knows no positions."""
+    known = executor.plan.buffer_named()
+    executor.run({name: tensor for name, tensor in inputs.items() if name in known})
 
 
 @dataclass(frozen=True, slots=True)
