@@ -1,4 +1,7 @@
-"""Results as Markdown: `python -m bench.table RESULT.json [--into docs/benchmarks.md]`, every figure from the file."""
+"""Results as Markdown: `python -m bench.table RESULT.json... [--into docs/benchmarks.md]`, every figure from the files.
+
+Of several results the first one counts: a later one adds the sizes (TP and M) that are not in an earlier one.
+"""
 
 import argparse
 import json
@@ -156,6 +159,22 @@ def _place(each: Mapping[str, Any]) -> str:
     return f"{each['part']['part']}, M = {each['part']['num_tokens']}"
 
 
+def without(result: Mapping[str, Any], earlier: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What `result` adds to `earlier` ones: launches, parts and layers of other sizes."""
+    left = dict(result)
+    for kind in ("launches", "parts", "layers"):
+        seen = {_size(each) for other in earlier for each in other.get(kind, [])}
+        left[kind] = [each for each in result.get(kind, []) if _size(each) not in seen]
+    return left
+
+
+def _size(each: Mapping[str, Any]) -> tuple[int, int]:
+    if "launch" in each:
+        return each["launch"]["tp"], each["launch"]["axes"]["num_tokens"]
+    place = each.get("part", each)
+    return place["tp"], place["num_tokens"]
+
+
 def replace_section(text: str, section: str) -> str:
     """`text` with what stands between the markers replaced."""
     before, begin, rest = text.partition(BEGIN)
@@ -167,12 +186,14 @@ def replace_section(text: str, section: str) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.table", description=__doc__)
-    parser.add_argument("result", type=Path)
+    parser.add_argument("result", type=Path, nargs="+")
     parser.add_argument(
         "--into", type=Path, metavar="FILE.md", help="replace the results there instead of printing them"
     )
     options = parser.parse_args(arguments)
-    section = markdown(json.loads(options.result.read_text()), options.result.name)
+    results = [json.loads(path.read_text()) for path in options.result]
+    added = [without(result, results[:i]) for i, result in enumerate(results)]
+    section = "\n\n".join(markdown(made, path.name) for made, path in zip(added, options.result, strict=True))
     if options.into is None:
         print(section)
     else:
