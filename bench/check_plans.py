@@ -18,17 +18,20 @@ import torch
 from bench import machine, packed_cache
 from bench.plan_pack import Packed, load_plan_kernels, read_plans
 from jitspark.checking.packed import Kernels
-from jitspark.checking.plan_check import Bench, Outcome, launch_by_launch, quiet, replayed, side_by_side
+from jitspark.checking.plan_check import Bench, Outcome, launch_by_launch, other_provider, quiet, replayed, side_by_side
 from jitspark.errors import JitsparkError
-from jitspark.plan import Stage
+from jitspark.plan import CUTE, Stage
+from jitspark.runtime.stock_ops import stock_operations
 
 NUMBERS = {"rank": 1, "timeout_us": 200_000}
 # Of each request, in turn: at the edges of blocks and windows, alone with its own rows, padded, long
 LENGTHS = (2055, 0, 72, 8, 2056, 71, 1000, 73)
 
 
-def check(plans: Sequence[Packed], kernels: Kernels, seed: int) -> Iterator[tuple[str, Outcome]]:
-    """(which plan, how it went) for everything that is checked of each plan."""
+def check(
+    plans: Sequence[Packed], stock: Sequence[Packed], kernels: Kernels, seed: int
+) -> Iterator[tuple[str, Outcome]]:
+    """(which plan, how it went) for everything that is checked of each plan, and the same steps of `stock`."""
     generator = torch.Generator(device="cuda").manual_seed(seed)
     before: Bench | None = None
     for packed in plans:
@@ -36,6 +39,9 @@ def check(plans: Sequence[Packed], kernels: Kernels, seed: int) -> Iterator[tupl
         yield packed.title, launch_by_launch(bench)
         yield packed.title, replayed(bench)
         yield packed.title, quiet(bench)
+        for other in stock:
+            if other.title == packed.title:
+                yield other.title, other_provider(bench, other.plan, stock_operations())
         if packed.plan.stage == Stage.DECODE:
             yield packed.title, side_by_side(bench, before or bench)
             before = bench
@@ -60,11 +66,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> int:
     target = machine.own_target()
     with packed_cache.cache_root(options) as root:
-        plans = read_plans(root, "check", target)
+        every = read_plans(root, "check", target)
+        plans = [each for each in every if each.about["provider"] == CUTE]
         kernels = load_plan_kernels(root, plans)
+    stock = [each for each in every if each not in plans] if options.stock else []
     print(f"{len(plans)} plans, {len(kernels)} kernels for {target}, seed {options.seed}", flush=True)
     found: list[dict[str, Any]] = []
-    for title, outcome in check(plans, kernels, options.seed):
+    for title, outcome in check(plans, stock, kernels, options.seed):
         print(line(title, outcome), flush=True)
         found.append({"plan": title, "check": outcome.title, "problems": outcome.problems, "margins": outcome.margins})
     if options.json:
@@ -87,6 +95,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="bin/check-plans", description=__doc__)
     packed_cache.add_arguments(parser)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**31), help="default: a new one")
+    parser.add_argument("--stock", action="store_true", help="also the same steps of vLLM's kernels; needs vLLM")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there")
     parser.add_argument("--commit", default="", help="what the result says it was measured at")
     return parser

@@ -10,7 +10,7 @@ from jitspark.bound_plan import BLOCK_SIZE, Operations
 from jitspark.checking.check import cuda_graph
 from jitspark.checking.compare import differing
 from jitspark.checking.plan_arguments import Step, Tensors, random_step, random_weights
-from jitspark.checking.plan_compare import compare_runs, poison
+from jitspark.checking.plan_compare import OTHER_PROVIDER, Judged, compare_runs, poison
 from jitspark.executor import Executor
 from jitspark.key import Key
 from jitspark.loader import Kernel
@@ -76,16 +76,29 @@ class Bench:
 
 def launch_by_launch(bench: Bench) -> Outcome:
     """Every launch against its reference, from equal inputs, in an arena of NaN."""
+    executor = bench.executor()
+    found = _judged("launch by launch as its references", compare_runs(executor, bench.reference()))
+    wrong = [f"{name} is not finite" for name, each in executor.outputs.items() if not bool(each.isfinite().all())]
+    return Outcome(found.title, (*found.problems, *wrong), found.margins)
+
+
+def _judged(title: str, every: Iterator[Judged]) -> Outcome:
     problems: list[str] = []
     margins: dict[str, float] = {}
-    executor = bench.executor()
-    for judged in compare_runs(executor, bench.reference()):
+    for judged in every:
         operation = judged.launch.operation
         problems += [f"{judged.launch.name} ({operation}): {text}" for text in judged.problems]
         worst = max((each.margin for each in judged.comparisons), default=0.0)
         margins[operation] = max(margins.get(operation, 0.0), worst)
-    problems += [f"{name} is not finite" for name, each in executor.outputs.items() if not bool(each.isfinite().all())]
-    return Outcome("launch by launch as its references", tuple(problems), margins)
+    return Outcome(title, tuple(problems), margins)
+
+
+def other_provider(bench: Bench, plan: Plan, operations: Operations) -> Outcome:
+    """The same step by another provider: what its launches write for others, within wider tolerances."""
+    bound = {**bench.weights, **_copies(bench.step.inputs), **_copies(bench.step.kv_caches)}
+    memory = local_memory(plan, bench.device)
+    subject = Executor(plan, {}, bound, bench.device, operations=operations, numbers=bench.numbers, symmetric=memory)
+    return _judged("another provider, launch by launch", compare_runs(subject, bench.reference(), OTHER_PROVIDER))
 
 
 def replayed(bench: Bench) -> Outcome:

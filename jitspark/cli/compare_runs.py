@@ -63,13 +63,26 @@ def compare(served: Served, chosen: Comparing, settings: Settings, *, as_json: b
     return diverged is None
 
 
+def judged(served: Served, rows: int, context: int, settings: Settings) -> "list[Judged]":
+    """How each launch of a decode step, by this machine's GPU, compares with its references.
+
+    Raises UsageError without torch or a GPU that it can use, and what making, building and binding a plan raise.
+    """
+    _require_torch()
+    request = served.request(Stage.DECODE, rows)
+    plan = Plans(served, []).make(request)
+    chosen = Comparing(Stage.DECODE, rows, KERNELS, context, seed=0)
+    return list(_judged(plan, served, request, chosen, _subject(KERNELS), settings))
+
+
 def _judged(
     plan: Plan, served: Served, request: Any, chosen: Comparing, subject: str, settings: Settings
 ) -> "Iterator[Judged]":
     import torch
 
     from jitspark.checking.plan_arguments import random_step, random_weights
-    from jitspark.checking.plan_compare import compare_runs
+    from jitspark.checking.plan_compare import KERNELS as KERNEL_BOUNDS
+    from jitspark.checking.plan_compare import OTHER_PROVIDER, compare_runs
     from jitspark.reference_executor import ReferenceExecutor
 
     device = "cpu" if subject == TORCH else "cuda"
@@ -89,7 +102,7 @@ def _judged(
         STOCK: lambda: _stock(Plans(_all_stock(served), []).make(request_for(_all_stock(served), request)), bound),
         TORCH: lambda: _torch(plan, bound(plan)),
     }
-    return compare_runs(runs[subject](), reference)
+    return compare_runs(runs[subject](), reference, OTHER_PROVIDER if subject == STOCK else KERNEL_BOUNDS)
 
 
 def request_for(served: Served, like: Any) -> Any:
