@@ -8,7 +8,7 @@ before the wait is alive through the launch before, like everything that is read
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from jitspark.plan import Launch
+from jitspark.plan import READS, Launch, TensorArgument
 
 ALIGNMENT = 256  # bytes; a cache line pair, and what tensor copies ask for
 
@@ -50,24 +50,21 @@ def intervals(launches: Sequence[Launch]) -> dict[str, tuple[Interval, ...]]:
     found: dict[str, list[list[int]]] = {}
     unread: set[str] = set()
     for index, launch in enumerate(launches):
-        for argument in launch.tensors():
-            spans = found.setdefault(argument.buffer, [])
-            if argument.role in ("in", "inout"):
-                _prolong(spans, index)
-                unread.discard(argument.buffer)
+        for argument in launch.arguments:
+            if not isinstance(argument, TensorArgument):
                 continue
-            if not spans or argument.buffer not in unread:
+            name = argument.buffer
+            spans = found.setdefault(name, [])
+            if argument.role in READS:
+                unread.discard(name)
+            elif name not in unread:
                 spans.append([index, index])
-            spans[-1][1] = index
-            unread.add(argument.buffer)
-    return {name: tuple((start, end) for start, end in spans) for name, spans in found.items()}
-
-
-def _prolong(spans: list[list[int]], index: int) -> None:
-    if spans:
-        spans[-1][1] = index
-    else:
-        spans.append([0, index])
+                unread.add(name)
+            if spans:
+                spans[-1][1] = index
+            else:
+                spans.append([0, index])
+    return {name: tuple([(start, end) for start, end in spans]) for name, spans in found.items()}
 
 
 def place(tenants: Iterable[Tenant]) -> tuple[Mapping[str, int], int]:

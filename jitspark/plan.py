@@ -17,6 +17,8 @@ VERSION = 1
 
 CUTE = "cute"  # served by a kernel of ours; any other provider is a callable bound under (provider, operation)
 
+READS = ("in", "inout")  # roles that read what a buffer holds
+
 Size = int | str  # a name is bound when the plan is: num_blocks, max_blocks, max_positions
 
 
@@ -124,7 +126,7 @@ class Launch:
     triggers_early: bool = False
 
     def __post_init__(self) -> None:
-        if not isinstance(self.statics, MappingProxyType):
+        if type(self.statics) is not MappingProxyType:
             object.__setattr__(self, "statics", MappingProxyType(dict(self.statics)))
 
     def tensors(self) -> Iterator[TensorArgument]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from jitspark.buffer_planner import ALIGNMENT, Interval, intervals, meet
 from jitspark.errors import PlanError
-from jitspark.plan import CUTE, Buffer, Kind, Launch, Plan, Size, TensorArgument
+from jitspark.plan import CUTE, READS, Buffer, Kind, Launch, Plan, Size, TensorArgument
 from jitspark.spec import DTYPE_BYTES
 
 Alive = Mapping[str, tuple[Interval, ...]]
@@ -117,13 +117,17 @@ def _is_shape(shape: Sequence[Size]) -> bool:
 
 
 def _launch_problems(launches: Sequence[Launch], named: Mapping[str, Buffer]) -> Iterator[Problem]:
+    good: set[int] = set()  # arguments that are one object each wherever they stand
     for launch in launches:
-        names = [each.buffer for each in launch.tensors()]
-        for each in launch.tensors():
-            yield from _argument_problems(launch.name, each, named)
-        if len(set(names)) != len(names) and any(each.role != "in" for each in launch.tensors()):
-            twice = next(name for name in names if names.count(name) > 1)
+        tensors = list(launch.tensors())
+        names = {each.buffer for each in tensors}
+        if len(names) != len(tensors) and any(each.role != "in" for each in tensors):
+            twice = next(name for name in names if sum(each.buffer == name for each in tensors) > 1)
             yield Problem(launch.name, f"{twice} twice, and something written", "a buffer in one argument's place")
+        for each in tensors:
+            if id(each) not in good:
+                good.add(id(each))
+                yield from _argument_problems(launch.name, each, named)
 
 
 def _argument_problems(launch: str, argument: TensorArgument, named: Mapping[str, Buffer]) -> Iterator[Problem]:
@@ -162,16 +166,20 @@ def order_problems(launches: Sequence[Launch], named: Mapping[str, Buffer]) -> I
     last_write = {name: BEFORE for name, buffer in named.items() if buffer.kind in GIVEN}
     complete = BEFORE  # the last launch that is complete when this one begins
     for index, launch in enumerate(launches):
+        writes = []
         for each in launch.tensors():
-            written = last_write.get(each.buffer)
-            if each.role in ("in", "inout") and written is None:
-                yield Problem(launch.name, f"{each.buffer} read before it is written", "a launch before that writes it")
-            elif each.early and written is not None and written > complete:
-                found = f"{each.buffer} read ahead of {launches[written].name}, which writes it"
-                yield Problem(launch.name, found, "a launch between the two that waits first")
-        for each in launch.tensors():
+            name = each.buffer
+            written = last_write.get(name)
             if each.role != "in":
-                last_write[each.buffer] = index
+                writes.append(name)
+            if written is None:
+                if each.role in READS:
+                    needed = "a launch before that writes it"
+                    yield Problem(launch.name, f"{name} read before it is written", needed)
+            elif each.early and written > complete:
+                found = f"{name} read ahead of {launches[written].name}, which writes it"
+                yield Problem(launch.name, found, "a launch between the two that waits first")
+        last_write.update(dict.fromkeys(writes, index))
         complete = complete if launch.triggers_early else index - 1
     for name, buffer in named.items():
         if buffer.kind is Kind.OUTPUT and name not in last_write:

@@ -173,7 +173,7 @@ def _frame(body: Mapping[str, Any]) -> Frame:
             for name, kind, dtype, strides, of, source, shape in rows
         ]
     )
-    arguments = [_argument(row, buffers) for row in body["arguments"]]
+    arguments = _arguments(body["arguments"], table["name"])
     views = [row[3] if len(row) == 4 else None for row in body["arguments"]]
     launches = body["launches"]
     places: list[list[int]] = launches["arguments"]
@@ -195,14 +195,17 @@ def _frame(body: Mapping[str, Any]) -> Frame:
     )
 
 
-def _argument(row: Sequence[Any], buffers: Sequence[Buffer]) -> Argument:
-    if len(row) == 2:
-        _require(str, row[1:])
-        return ScalarArgument(_number(row[0]), row[1])
-    buffer, role, early, _ = row
-    _require(str, [role])
-    _require(bool, [early])
-    return TensorArgument(_at(buffers, buffer).name, role, early)
+def _arguments(rows: Sequence[Sequence[Any]], names: Sequence[str]) -> list[Argument]:
+    """The table of arguments: a number and its dtype, or a buffer's place, role, early, and a view's place."""
+    buffers = [row for row in rows if len(row) == 4]
+    _require(str, [row[1] for row in rows])
+    _require(bool, [row[2] for row in buffers])
+    if min((row[0] for row in buffers), default=0) < 0:
+        raise IndexError("a place below 0")
+    return [
+        ScalarArgument(_number(row[0]), row[1]) if len(row) == 2 else TensorArgument(names[row[0]], row[1], row[2])
+        for row in rows
+    ]
 
 
 def _plan(frame: Frame, own: Mapping[str, Any], keys: Sequence[Key]) -> Plan:
