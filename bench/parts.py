@@ -17,6 +17,7 @@ from kernel_specs.primitives.row_split import row_split
 
 SIZES = {"max_position": 131072, "num_blocks": 4096}
 ROW_SPLIT = {"threads", "cluster"}
+TILING = ROW_SPLIT | {"max_tokens", "split"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +72,22 @@ def part_name(specialization: Specialization, deployment: Deployment) -> str:
     """What the model calls this: a projection by its shape, other kernels by their choices."""
     if specialization.name == "skinny_gemm_bf16":
         return _projection_name(specialization, deployment)
-    if specialization.name == "gated_residual_rmsnorm":
-        return _boundary_name(specialization)
-    if specialization.name == "qk_rmsnorm_rope_paged_kv_append":
-        return f"qk append, {'RoPE' if specialization.statics['rope'] else 'NoPE'}"
-    if specialization.name == "rmsnorm":
-        return _norm_name(specialization)
-    return specialization.title()
+    named = {
+        "gated_residual_rmsnorm": _boundary_name,
+        "rmsnorm": _norm_name,
+        "expert_combine_rmsnorm": _combine_name,
+        "qk_rmsnorm_rope_paged_kv_append": lambda each: f"qk append, {'RoPE' if each.statics['rope'] else 'NoPE'}",
+        "sigmoid_bias_topk_routing": lambda each: "routing" + (", padding" if each.statics["padded"] else ""),
+        "router_gemm": lambda _: "router",
+        "rmsnorm_nvfp4_quantize": lambda _: "norm and quantize",
+    }
+    return named.get(specialization.name, Specialization.title)(specialization)
+
+
+def _combine_name(specialization: Specialization) -> str:
+    partials = specialization.axes["num_partials"]
+    ranks = f", of {partials} ranks" if partials > 1 else ""
+    return f"combine, {specialization.dtypes['rows_dtype']} rows{ranks}"
 
 
 def _projection_name(specialization: Specialization, deployment: Deployment) -> str:
@@ -119,7 +129,7 @@ def _meaning(specialization: Specialization) -> dict[str, Any]:
     statics = specialization.statics
     if "epilogue" in statics:
         return {"epilogue": statics["epilogue"]}
-    return {name: value for name, value in statics.items() if name not in ROW_SPLIT}
+    return {name: value for name, value in statics.items() if name not in TILING}
 
 
 def _serving(num_tokens: int, candidates: Sequence[Specialization]) -> Specialization | None:
