@@ -21,6 +21,7 @@ from jitspark.runtime import DecodeConfig, options
 from jitspark.runtime.kernel_loading import cache_layers, load_deployment
 from jitspark.runtime.parts import CUTE
 from jitspark.runtime.ranks import RankGroup
+from jitspark.served_rows import served_rows
 
 # A cold start compiles for minutes, and another node's may be slower; a rank that dies is noticed at once.
 PATIENCE = 1800.0
@@ -88,8 +89,10 @@ def prepare(vllm_config: Any, config: DecodeConfig, target: str, tell: Tell) -> 
     chosen, settings = options.from_vllm_config(vllm_config), options.settings_for(vllm_config)
     served = Served(chosen.geometry or DEFAULT_GEOMETRY, config.tp, target, dict(chosen.providers))
     plans = Plans(served, cache_layers(settings))
-    rows = decode_rows(config, vllm_config.scheduler_config.max_num_seqs)
-    decode = {count: plans.get(served.request(Stage.DECODE, count)) for count in rows}
+    captured = served_rows(config.capture_sizes, config.q, vllm_config.scheduler_config.max_num_seqs)
+    if (stock := captured.line()) is not None:
+        say_once(stock)
+    decode = {count: plans.get(served.request(Stage.DECODE, count)) for count in captured.rows}
     ours = chosen.provider("logits") == CUTE  # outside of the graph: what is stock's is simply left to it
     # ranks gather logits in memory of each plan's own: fewer plans then, for rows rounded up
     counts = range(1, MAX_ROWS + 1) if config.tp == 1 else range(config.q, MAX_ROWS + 1, config.q)
@@ -97,12 +100,6 @@ def prepare(vllm_config: Any, config: DecodeConfig, target: str, tell: Tell) -> 
     made = deployment(served.geometry, config.tp)
     kernels = load_deployment(made, target, settings, served.warm_command(), tell)
     return Prepared(made, decode, logits, kernels)
-
-
-def decode_rows(config: DecodeConfig, max_num_seqs: int) -> tuple[int, ...]:
-    """The row counts of full decode graphs that vLLM may capture: its capture sizes, rounded up to whole requests."""
-    rounded = {-(-size // config.q) * config.q for size in config.capture_sizes if size > 0}
-    return tuple(sorted(rows for rows in rounded if rows <= min(MAX_ROWS, max_num_seqs * config.q)))
 
 
 def device_target(capability: tuple[int, int], accepted: Iterable[str]) -> str:
