@@ -50,6 +50,12 @@ def from_environment(environment: Mapping[str, str] | None = None) -> Settings:
     )
 
 
+def allowed_vllm_plugins(environment: Mapping[str, str] | None = None) -> tuple[str, ...] | None:
+    """The plugins that vLLM may load, None for all of them: its own variable, read only to explain what it does."""
+    names = (os.environ if environment is None else environment).get("VLLM_PLUGINS")
+    return None if names is None else tuple(name.strip() for name in names.split(",") if name.strip())
+
+
 def default_compile_slots() -> int:
     """One child per core that this process may use, and 600 MB of memory each (a child takes 250 to 450 MB)."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")

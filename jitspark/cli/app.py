@@ -144,13 +144,20 @@ def doctor(
         Path | None,
         typer.Option("--pack", metavar="FILE", help="Also what this pack needs; its signature is not checked."),
     ] = None,
+    *,
+    vllm: Annotated[bool, typer.Option("--vllm", help="Also whether vLLM finds the decode runtime here.")] = False,
+    selftest: Annotated[bool, typer.Option("--selftest", help="Also run a small decode step on the GPU.")] = False,
     as_json: Json = False,
 ) -> None:
     """Check everything that jitspark needs from this machine."""
     from jitspark.doctor import checks, checks_json, checks_lines
 
     with errors_as_json(as_json):
-        found = checks(from_environment(), pack)
+        found = checks(from_environment(), pack, vllm=vllm)
+        if selftest:
+            from jitspark.cli.selftest import selftest as run_step
+
+            found.append(run_step(from_environment()))
     if as_json:
         answer_json(checks_json(found))
     else:

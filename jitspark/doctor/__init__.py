@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from jitspark.doctor import caches, entries, machine
+from jitspark.doctor import vllm as in_vllm
 from jitspark.doctor.check import Check, run
 from jitspark.settings import Settings
 
@@ -28,9 +29,10 @@ CHECKS: Mapping[str, Callable[[Settings], str]] = {
 }
 
 
-def checks(settings: Settings, pack: Path | None = None) -> list[Check]:
-    """Every check; with `pack`, also whether what it holds could run here."""
-    found = [run(part, check, settings) for part, check in CHECKS.items()]
+def checks(settings: Settings, pack: Path | None = None, *, vllm: bool = False) -> list[Check]:
+    """Every check; with `pack`, also whether what it holds could run here; with `vllm`, what vLLM needs."""
+    wanted = dict(CHECKS) | (dict(in_vllm.CHECKS) if vllm else {})
+    found = [run(part, check, settings) for part, check in wanted.items()]
     return (
         found if pack is None else [*found, run(f"pack {pack.name}", lambda known: entries.pack(pack, known), settings)]
     )

@@ -25,11 +25,20 @@ class MuseSparkDecodeState(DefaultModelState):  # type: ignore[misc] # vLLM is s
         if self.decode is not None:
             self.decode.bind_kv_caches()
 
-    def prepare_attn(self, *args: Any, for_capture: bool = False, **kwargs: Any) -> dict[str, Any]:
+    def prepare_attn(
+        self, input_batch: Any, cudagraph_mode: Any, *args: Any, for_capture: bool = False, **kwargs: Any
+    ) -> dict[str, Any]:
         """Attention metadata as vLLM makes it; what is made for a capture is remembered, so that `forward` knows it."""
-        metadata: dict[str, Any] = super().prepare_attn(*args, for_capture=for_capture, **kwargs)
-        if self.decode is not None:
-            self.decode.prepared(metadata, for_capture=for_capture)
+        metadata: dict[str, Any] = super().prepare_attn(
+            input_batch, cudagraph_mode, *args, for_capture=for_capture, **kwargs
+        )
+        if self.decode is None:
+            return metadata
+        if for_capture:
+            self.decode.capturing(metadata)
+        else:
+            rows = input_batch.num_tokens_after_padding if cudagraph_mode.name == "FULL" else None
+            self.decode.stepping(rows)
         return metadata
 
     def capture_inner_cudagraphs(self, *args: Any, **kwargs: Any) -> None:

@@ -17,6 +17,7 @@ from jitspark.executor import Executor
 from jitspark.plan import Kind, Plan
 from jitspark.reference_executor import ReferenceExecutor
 from jitspark.runtime import backbone_tensors
+from jitspark.runtime.activity import StepCounter
 from jitspark.runtime.expert_tp import ExpertShares
 from jitspark.runtime.logits import Logits
 from jitspark.runtime.parts import STOCK
@@ -51,6 +52,8 @@ class BackboneDecode:
         self._embeddings: torch.Tensor | None = None
         self._capture: Any = None
         self._captured: set[int] = set()
+        self._served: frozenset[int] = frozenset()  # rows whose graphs run plans
+        self._counter = StepCounter()
         self._watch = None if exchanges is None else SilentRankWatch(prepared.plans, exchanges)
         weights = backbone_tensors.weights(prepared.plans, model, shares, rank)
         binder = _Binder(prepared, weights, device, exchanges, self._copy_embeddings)
@@ -68,15 +71,18 @@ class BackboneDecode:
         for executor in self._executors.values():
             executor.bind_kv_caches(caches)
 
-    def prepared(self, metadata: Any, *, for_capture: bool) -> None:
-        """Note attention metadata that vLLM made: what is made for a capture is known again in `step`.
+    def capturing(self, metadata: Any) -> None:
+        """This attention metadata was made for a capture: it is known again in `step`."""
+        self._capture = metadata
+
+    def stepping(self, graph_rows: int | None) -> None:
+        """A step of the server begins, by a full graph of `graph_rows` rows or by none.
 
         Raises RankError, before the next step, where a rank stayed silent in an exchange.
         """
-        if for_capture:
-            self._capture = metadata
-        elif self._watch is not None:
+        if self._watch is not None:
             self._watch.require_heard()
+        self._counter.note(planned=graph_rows in self._served)
 
     def step(self, context: Any, rows: int) -> DecodeStep | None:
         """The step that a forward with this context is, if a full graph of it is being captured; else None."""
@@ -119,7 +125,8 @@ class BackboneDecode:
     def captured(self) -> None:
         """The backbone's graphs are captured. Raises UsageError where none of them runs a plan."""
         self._capture = None
-        rows, self._captured = sorted(self._captured), set()
+        self._served, self._captured = frozenset(self._captured), set()
+        rows = sorted(self._served)
         if not rows:
             raise UsageError(
                 where="CUDA graphs of the decode step",

@@ -115,7 +115,7 @@ def test_steps_taken_over_compute_what_transformers_does(built, decode, monkeypa
     for _ in range(2):
         expected = [each and each.step() for each in requests]
         step = Step(decode, caches, requests, backend)
-        decode.prepared(step.metadata, for_capture=True)
+        decode.capturing(step.metadata)
         monkeypatch.setattr("vllm.forward_context._forward_context", step.context)
         embeds = torch.cat([_embeds(each) for each in expected])
         tokens = _tokens(built, embeds) if ids else None
@@ -165,7 +165,7 @@ def test_a_table_of_another_request_is_noticed(built, decode):
     step = Step(decode, caches, requests)
     for metadata in step.metadata.values():
         metadata.block_table = metadata.block_table.flip(0)
-    decode.prepared(step.metadata, for_capture=True)
+    decode.capturing(step.metadata)
     embeds = torch.cat([each.embeds for each in expected])
     hidden, _ = decode.run(decode.step(step.context, 16), None, step.positions, embeds)
 
@@ -185,9 +185,9 @@ def test_every_other_forward_is_stock_s(built, decode, monkeypatch):
         monkeypatch.setattr("vllm.forward_context._forward_context", context)
         return built.model(None, torch.zeros(rows, dtype=torch.int64), None, torch.zeros(rows, 512))
 
-    decode.prepared(step.metadata, for_capture=False)
-    assert forward(step.context) == "stock"  # a step of the server, not of a capture
-    decode.prepared(step.metadata, for_capture=True)
+    decode.capturing(dict(step.metadata))
+    assert forward(step.context) == "stock"  # a step of the server, whose metadata is another
+    decode.capturing(step.metadata)
     step.context.cudagraph_runtime_mode.name = "PIECEWISE"
     assert forward(step.context) == "stock"
     step.context.cudagraph_runtime_mode.name = "NONE"
@@ -213,3 +213,65 @@ def test_no_capture_at_all_is_an_error_at_start(decode):
 
     with pytest.raises(UsageError, match="found none that a plan serves"):
         decode.captured()
+
+
+class TestTheState:
+    """The hooks that vLLM's runner calls, in its order, on its default state."""
+
+    @pytest.fixture
+    def state(self, built):
+        from vllm.config import set_current_vllm_config
+
+        cls = built.model.get_model_state_cls()
+        with set_current_vllm_config(built.config):
+            made = cls(built.config, built.model, None, torch.device(CPU))
+        yield made
+        built.model.specialized = None
+
+    @pytest.fixture
+    def stock_attention(self, monkeypatch):
+        """vLLM's way to attention metadata, which needs a GPU's backends, gives a new dict each time."""
+        from vllm.v1.worker.gpu.model_states.default import DefaultModelState
+
+        monkeypatch.setattr(DefaultModelState, "prepare_attn", lambda *_, for_capture=False: {"for": for_capture})
+
+    def test_the_decode_is_bound_when_the_state_is_made(self, built, state):
+        assert built.model.specialized is state.decode
+        assert sorted(state.decode._executors) == [8, 16, 24]
+
+    def test_caches_are_bound_each_time_that_they_are_made(self, built, state):
+        def allocate(blocks):
+            for layer in built.model.model.layers:
+                layer.self_attn.attn.kv_cache = torch.zeros(blocks, 16, 2, 128, dtype=torch.bfloat16).transpose(1, 2)
+            state.initialize_kv_cache(SimpleNamespace(), SimpleNamespace())
+            return [state.decode._executors[8]._binding.tensors[f"layers.{i}.kv_cache"].shape[0] for i in range(4)]
+
+        assert allocate(8) == [8] * 4
+        assert allocate(40) == [40] * 4
+
+    def test_a_cache_of_other_blocks_is_refused(self, built, state):
+        from jitspark.errors import BindingError
+
+        built.model.model.layers[0].self_attn.attn.kv_cache = torch.zeros(8, 2, 32, 128, dtype=torch.bfloat16)
+
+        with pytest.raises(BindingError, match="kv_cache"):
+            state.initialize_kv_cache(SimpleNamespace(), SimpleNamespace())
+
+    @pytest.mark.usefixtures("stock_attention")
+    def test_captures_are_known_and_steps_are_counted(self, state, caplog):
+        caplog.set_level("INFO", "jitspark")
+        full, none = SimpleNamespace(name="FULL"), SimpleNamespace(name="NONE")
+        batch = SimpleNamespace(num_tokens_after_padding=16)
+
+        made = state.prepare_attn(batch, none, for_capture=True)
+        assert state.decode._capture is made
+
+        state.decode._captured.update({8, 16})
+        state.capture_inner_cudagraphs(None, None, None, None)
+        assert state.decode._capture is None
+        assert "2 full graphs run plans (8, 16 rows), 62 launches each" in caplog.text
+
+        state.prepare_attn(batch, none)
+        assert "first step" not in caplog.text
+        state.prepare_attn(batch, full)
+        assert "the first step ran a plan" in caplog.text
