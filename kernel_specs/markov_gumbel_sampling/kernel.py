@@ -1,9 +1,9 @@
 """CuTe DSL kernel for `markov_gumbel_sampling`: all steps in one launch, the weight's shard in shared memory.
 
 A CTA owns some rows of the shard, a warp 16 of them or a few times 16: the MMA's row operand; the requests are its 8
-columns. A step ends with an exchange over all CTAs: each publishes its best candidate of each request, and each finds
-the winner itself. What does not depend on the previous token is done while these words travel: the noise of the next
-step, its base logits, and the way of each CTA's candidate's embedding from memory to L2.
+columns. A step ends with an exchange over all CTAs: each publishes its best candidate of each request, one CTA finds a
+request's winner, and all wait for its word. What does not depend on the previous token is done while words travel: the
+noise of the next step, its base logits, and the way of each CTA's candidate's embedding from memory to L2.
 """
 
 from collections.abc import Callable
@@ -50,7 +50,7 @@ def markov_gumbel_sampling(
     assert exchange_words == tile.exchange_words(num_steps)
     assert vocab_size <= 1 << TOKEN_BITS
     assert exchanged == (world_size > 1)
-    pieces, num_ctas = tile.pieces, tile.num_ctas
+    pieces, num_ctas, scope = tile.pieces, tile.num_ctas, "sys" if exchanged else "gpu"
     # sums of a row block in turn, so that products need not wait for each other; where they wait for L2, two will do
     chains = 4 if warp_blocks == 1 else 2
 
@@ -265,40 +265,48 @@ def markov_gumbel_sampling(
                 start = cutlass.Int64(candidates.token_of(found)) * markov_rank + lane * (LINE_BYTES // 2)
                 _prefetch(table.iterator + start)
 
+    def address_of_winner(
+        winners: cute.Tensor, peers: cute.Tensor | None, rank: cutlass.Int32, slot: cutlass.Int32, lane: cutlass.Int32
+    ) -> cute.Pointer:
+        """Where the lane sends a winner of this rank: to the rank `lane` places ahead, into that one's slot `lane`."""
+        if not exchanged:
+            return winners.iterator + slot
+        ahead = cutlass.min(lane, world_size - 1)
+        address = peers[(rank + ahead) % world_size] + cutlass.Int64(slot * world_size + ahead) * 8
+        return cute.make_ptr(cutlass.Int64, address, cute.AddressSpace.gmem, assumed_align=8)
+
     @cute.jit
-    def tell_ranks(
+    def tell_winners(
         slots: cute.Pointer,
-        peers: cute.Tensor,
+        winners: cute.Tensor,
+        peers: cute.Tensor | None,
+        rank: cutlass.Int32,
         patience: cute.Tensor,
         epoch: cutlass.Uint32,
         step: cutlass.Int32,
-        rank: cutlass.Int32,
         num_requests: cutlass.Int32,
+        cta: cutlass.Int32,
         warp: cutlass.Int32,
         lane: cutlass.Int32,
     ) -> None:
-        """Send this rank's winners to all ranks, itself included: to slot `ahead` of the one so many places ahead."""
-        ahead = cutlass.min(lane, world_size - 1)
-        peer = peers[(rank + ahead) % world_size]
+        """Each request has a CTA, far from the others', that finds its best candidate and tells all CTAs and ranks.
+
+        If all CTAs looked through all candidates, their reading would hold up the writing.
+        """
         for request in cutlass.range(warp, MAX_REQUESTS, warps, unroll=1):
-            word = cute.make_rmem_tensor((1,), cutlass.Int64)
-            word[0] = cutlass.Int64(candidates.word_of((cutlass.Uint32(0), cutlass.Uint32(0)), epoch))
-            if request < num_requests:
-                own_slots = slots + (step * MAX_REQUESTS + request) * num_ctas
-                found = candidates.await_largest(own_slots, num_ctas, epoch, patience, lane, "gpu")
-                word[0] = cutlass.Int64(candidates.word_of(found, epoch))
-            if lane < world_size:
-                slot = (step * MAX_REQUESTS + request) * world_size + ahead
-                address = peer + cutlass.Int64(slot) * 8
-                there = cute.make_ptr(cutlass.Int64, address, cute.AddressSpace.gmem, assumed_align=8)
-                candidates.publish(there, word[0], "sys")
+            if request * num_ctas // MAX_REQUESTS == cta:
+                row = step * MAX_REQUESTS + request
+                word = cute.make_rmem_tensor((1,), cutlass.Int64)
+                word[0] = cutlass.Int64(candidates.word_of((cutlass.Uint32(0), cutlass.Uint32(0)), epoch))
+                if request < num_requests:
+                    found = candidates.await_largest(slots + row * num_ctas, num_ctas, epoch, patience, lane, "gpu")
+                    word[0] = cutlass.Int64(candidates.word_of(found, epoch))
+                if lane < world_size:
+                    candidates.publish(address_of_winner(winners, peers, rank, row, lane), word[0], scope)
 
     @cute.jit
     def find_winners(
-        slots: cute.Pointer,
-        winners: cute.Tensor | None,
-        peers: cute.Tensor | None,
-        rank: cutlass.Int32,
+        winners: cute.Tensor,
         previous: cute.Tensor,
         draft_tokens: cute.Tensor,
         patience: cute.Tensor,
@@ -309,18 +317,9 @@ def markov_gumbel_sampling(
         lane: cutlass.Int32,
     ) -> None:
         """Each request's next token, for this CTA's next step and from the first CTA for the caller."""
-        num_requests = draft_tokens.shape[0]
-        if cutlass.const_expr(exchanged):
-            if cta == 0:
-                tell_ranks(slots, peers, patience, epoch, step, rank, num_requests, warp, lane)
-        for request in cutlass.range(warp, num_requests, warps, unroll=1):
-            row = step * MAX_REQUESTS + request
-            if cutlass.const_expr(exchanged):
-                words = winners.iterator + row * world_size
-                found = candidates.await_largest(words, world_size, epoch, patience, lane, "sys")
-            else:
-                found = candidates.await_largest(slots + row * num_ctas, num_ctas, epoch, patience, lane, "gpu")
-            token = candidates.token_of(found)
+        for request in cutlass.range(warp, draft_tokens.shape[0], warps, unroll=1):
+            words = winners.iterator + (step * MAX_REQUESTS + request) * world_size
+            token = candidates.token_of(candidates.await_largest(words, world_size, epoch, patience, lane, scope))
             if lane == 0:
                 previous[request] = cutlass.min(token, vocab_size - 1)
                 if cta == 0:
@@ -379,6 +378,12 @@ def markov_gumbel_sampling(
         launches = exchange[LAUNCHES]
         epoch = cutlass.Uint32(launches + 1) & cutlass.Uint32(candidates.EPOCH_MASK)
         slots = exchange.iterator + HEADER
+        # what the winners' words are told through: memory that other ranks reach, or the end of this launch's own
+        told = winners
+        if cutlass.const_expr(not exchanged):
+            told = cute.make_tensor(
+                slots + num_steps * MAX_REQUESTS * num_ctas, cute.make_layout(num_steps * MAX_REQUESTS)
+            )
         if thread < num_requests:
             previous[thread] = cutlass.min(cutlass.max(input_ids[anchor_idx[thread]], 0), vocab_size - 1)
         prepare(sample_idx_mapping, sample_pos, seeds, temperature, states, temperatures, prefixes, thread)
@@ -416,17 +421,15 @@ def markov_gumbel_sampling(
             cute.arch.sync_threads()
             publish_best(board, slots, markov_w1, epoch, step, num_requests, cta, warp, lane)
             goes_on = step + 1 < num_steps
-            # A warp that waits for winners looks ahead while its embeddings are under way, the others while it waits.
-            if goes_on & (warp >= num_requests):
-                look_ahead(base_logits, prefixes, bases, negated_noise, step + 1, first_row, first_token, lane)
-            find_winners(
-                slots, winners, peers, rank, previous, draft_tokens, patience, epoch, step, cta, warp, lane
+            tell_winners(
+                slots, told, peers, rank, patience, epoch, step, num_requests, cta, warp, lane
             )  # fmt: skip
+            if goes_on:
+                look_ahead(base_logits, prefixes, bases, negated_noise, step + 1, first_row, first_token, lane)
+            find_winners(told, previous, draft_tokens, patience, epoch, step, cta, warp, lane)
             cute.arch.sync_threads()
             if goes_on:
                 load_embeddings(embeddings, markov_w1, previous, num_requests, lane)
-            if goes_on & (warp < num_requests):
-                look_ahead(base_logits, prefixes, bases, negated_noise, step + 1, first_row, first_token, lane)
 
         if patience[0] == 0 and lane == 0:
             exchange[STUCK] = launches + 1
