@@ -1,16 +1,15 @@
 """What else does the work of the fused exchanges: NCCL or torch's one-shot all-reduce, then a norm on its own."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from bench.collective_cases import unfused
 from bench.rank_group import Ranks
 from bench.rank_world import Values, World
-from jitspark.registry import load_spec
-from jitspark.spec import Specialization
 
 Calls = dict[str, Callable[[], None]]
 Kernels = Mapping[str, Callable[..., Any]]  # by a specialization's title
@@ -19,25 +18,6 @@ EXCHANGED = (
     *("inbox", "peers", "epochs", "failure", "rank", "timeout_us"),
     *("row_inbox", "row_peers", "sum_inbox", "sum_peers"),
 )
-
-
-def unfused(specialization: Specialization) -> Specialization | None:
-    """What follows the exchange, as a kernel of its own; None where nothing does."""
-    if specialization.name == "expert_reduce_rmsnorm_combine":
-        spec = load_spec("expert_combine_rmsnorm")
-        axes = {name: size for name, size in specialization.axes.items() if name in spec.axes}
-        case = next(each for each in spec.cases if {**each.axes, **axes, "num_partials": 1} == dict(each.axes))
-        return spec.specialize_case(case)
-    if specialization.name == "allgather_columns":
-        return None
-    spec = load_spec("gated_residual_rmsnorm")
-    statics = {name: value for name, value in specialization.statics.items() if name in spec.statics}
-    return spec.specialize(axes={"hidden_size": specialization.axes["hidden_size"]}, statics=statics)
-
-
-def needed(specializations: Sequence[Specialization]) -> list[Specialization]:
-    found = [each for specialization in specializations if (each := unfused(specialization)) is not None]
-    return list({each.title(): each for each in found}.values())
 
 
 def baselines(world: World, values: Values, group: Ranks, kernels: Kernels) -> Calls:

@@ -12,7 +12,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,8 @@ import torch
 import torch.distributed as dist
 
 from bench import packed_cache
-from bench.check_exchanges import NAMES
-from bench.collective_baselines import baselines, needed
+from bench.collective_baselines import baselines
+from bench.collective_cases import cases, needed
 from bench.rank_group import Ranks
 from bench.rank_world import Values, World, draw_world, launcher
 from jitspark.checking.check import default_capture
@@ -31,10 +31,8 @@ from jitspark.checking.guarded import bits
 from jitspark.checking.packed import load_kernels
 from jitspark.key import recipe_of
 from jitspark.peer_memory import map_peers
-from jitspark.registry import load_spec
 from jitspark.spec import Case, Specialization
 from jitspark.target import target_of_capability
-from kernel_specs.primitives.row_split import row_split
 
 RESULTS = Path(__file__).resolve().parent / "results"
 ROUNDS = 4
@@ -176,32 +174,6 @@ class RankOfWorld:
         end.record()
         torch.cuda.synchronize()
         return 1e3 * float(start.elapsed_time(end))
-
-
-def cases(size: int, rows: Sequence[int], hidden_only: bool) -> Iterator[tuple[Specialization, Case]]:  # noqa: FBT001
-    """Of each exchange the largest sizes of its cases in a world of `size`, for each number of rows."""
-    for name in NAMES:
-        spec = load_spec(name)
-        fitting = [case for case in spec.cases if case.axes["world_size"] == size and _served(case)]
-        width = max(_width(case) for case in fitting)
-        chosen = [case for case in fitting if _width(case) == width or not hidden_only]
-        for num_tokens in rows:
-            least = min(chosen, key=lambda case: (abs(case.axes["num_tokens"] - num_tokens), -_width(case)))
-            owned = {"num_owned": -(-num_tokens // size)} if "num_owned" in least.axes else {}
-            split = row_split(least.axes["hidden_size"], num_tokens) if "hidden_size" in least.axes else {}
-            axes, statics = {**least.axes, "num_tokens": num_tokens, **owned}, {**least.statics, **split}
-            case = replace(least, axes=axes, statics=statics)
-            yield spec.specialize_case(case), case
-
-
-def _served(case: Case) -> bool:
-    """What a decode step asks for: no gather of whole vocabularies, BF16 rows, backbone boundaries."""
-    plain = case.statics.get("mode", "backbone") == "backbone" and not case.statics.get("round_sum", False)
-    return plain and case.axes.get("num_chunks", 1) <= 8 and case.dtypes.get("rows_dtype", "bfloat16") == "bfloat16"
-
-
-def _width(case: Case) -> int:
-    return max(case.axes.get(name, 0) for name in ("hidden_size", "full_size", "moe_hidden_size"))
 
 
 def run(options: argparse.Namespace, place: Place) -> Iterator[dict[str, Any]]:

@@ -49,7 +49,7 @@ def _run(options: argparse.Namespace) -> int:
     ]
     wanted = _each_once(wanted_for([*_cases(options.kernel), *asked], [options.target]))
     settings = replace(from_environment(), **({"cache_dir": options.cache_dir} if options.cache_dir else {}))
-    entries = _build(wanted, settings)
+    entries = build_all(wanted, settings)
     listed = [
         launch
         for name, tp in measured
@@ -84,7 +84,7 @@ def _each_once(wanted: Sequence[Wanted]) -> list[Wanted]:
     return list({item.key: item for item in wanted}.values())
 
 
-def _build(wanted: Sequence[Wanted], settings: Settings) -> list[Entry]:
+def build_all(wanted: Sequence[Wanted], settings: Settings) -> list[Entry]:
     """Every entry. Raises CompileError that names each kernel that failed."""
 
     def tell(event: Event) -> None:

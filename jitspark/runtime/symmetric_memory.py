@@ -72,9 +72,9 @@ def exchange_memory(
         _require_size(plans, group, tp_sizes)
     ends = list(accumulate(-(-plan.symmetric_bytes // REGION_ALIGN) * REGION_ALIGN for plan in plans))
     total = ends[-1] if ends else 0
-    with group.together("peers' memory"):
-        chosen = map_memory or (map_peers if group.size > 1 else own_memory)
-        memory, addresses = _mapped(max(total, REGION_ALIGN), group, device, chosen)
+    chosen = map_memory or (map_peers if group.size > 1 else own_memory)
+    memory, addresses = _mapped(max(total, REGION_ALIGN), group, device, chosen)
+    with group.together("empty inboxes"):  # nobody sends before all of them are
         memory.zero_()
         wait_for(device)
     regions = {
@@ -145,14 +145,19 @@ def _mapped(
 ) -> tuple[torch.Tensor, tuple[int, ...]]:
     alone = group.size == 1 or device.type != "cuda"
     found = None if alone else unmappable(group.rank, group.gather, device)
+    made = None
     if found is None:
         try:
-            return map_memory(num_bytes, group.data, device)
+            made = map_memory(num_bytes, group.data, device)
         except RuntimeError as problem:
             found = (str(problem).strip().splitlines() or ["no reason given"])[0]
+    failed = group.failures(STEP, "", found)
+    if made is not None and not failed:
+        return made
+    rank, reason = next(iter(failed.items()))
     raise RankError(
         where=f"rank {group.rank} of {group.size}, {STEP}",
-        found=found,
+        found=f"on rank {rank}: {reason}",
         needed="GPUs that map each other's memory, over NVLink or PCIe",
         remedy="Use such GPUs, or leave the part `all_reduce` to stock, which exchanges over torch.distributed.",
     )

@@ -55,12 +55,10 @@ def allgather_columns(
         packets = cute.make_rmem_tensor((world_size,), cutlass.Int64)
         places = cute.make_rmem_tensor((world_size,), cutlass.Int64)
         sources = cute.make_rmem_tensor((world_size,), cutlass.Int32)
-        wanted = cute.make_rmem_tensor((world_size,), cutlass.Int32)
         for source in cutlass.range_constexpr(world_size):
             places[source] = mail.place_from(source, token, packet)
             sources[source] = cutlass.Int32(source)
-            wanted[source] = cutlass.Int32(taking_part)
-        await_packets(packets, places, wanted, sources, world_size, limit, failure)
+        await_packets(packets, places, taking_part, sources, world_size, limit, failure)
         words = cute.recast_tensor(out[token, None], cutlass.Int64)
         if taking_part:
             for source in cutlass.range_constexpr(world_size):

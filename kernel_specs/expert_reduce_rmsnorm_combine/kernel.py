@@ -17,6 +17,7 @@ from kernel_specs.primitives.exchange import (
     full,
     limit_of,
     load_word,
+    send,
     send_if,
     values_of,
 )
@@ -85,23 +86,21 @@ def expert_reduce_rmsnorm_combine(
         epoch = load_word(epochs, counter)
         limit = limit_of(failure, timeout_us)
         words = [cute.recast_tensor(rows[token, slot, None], cutlass.Int64) for slot in range(k)]
-        own = [[words[slot][mine * pieces + i] for i in range(pieces)] for slot in range(k)]
-        # A token's first row is sent even where it is absent, as zeros: so an owner hears of every rank each time.
-        own[0] = [cutlass.Int64(cutlass.select_(present[0], each, cutlass.Int64(0))) for each in own[0]]
-        sent = [True, *present[1:]]
+        sent = [[words[slot][mine * pieces + i] for i in range(pieces)] for slot in range(k)]
         row_mail.open(epoch)
         sum_mail.open(epoch)
         for slot in cutlass.range_constexpr(k):
             for i in cutlass.range_constexpr(pieces):
+                # an absent row may hold anything: zeros in its place
+                own = cutlass.Int64(cutlass.select_(present[slot], sent[slot][i], cutlass.Int64(0)))
                 target = row_mail.place(owner_address, to_owner, place * k + slot, mine * pieces + i)
-                send_if(sent[slot], target, full(own[slot][i], rows_dtype))
+                send(target, full(own, rows_dtype))
         cute.arch.sync_threads()
         count_epoch(epochs, counter, epoch)
 
         count = at_once * k * pieces
         packets = cute.make_rmem_tensor((count,), cutlass.Int64)
         places = cute.make_rmem_tensor((count,), cutlass.Int64)
-        wanted = cute.make_rmem_tensor((count,), cutlass.Int32)
         sources = cute.make_rmem_tensor((count,), cutlass.Int32)
         totals = [None] * k
         for first in cutlass.range_constexpr(0, world_size, at_once):
@@ -110,9 +109,8 @@ def expert_reduce_rmsnorm_combine(
                     for i in cutlass.range_constexpr(pieces):
                         at = (source * k + slot) * pieces + i
                         places[at] = row_mail.place_from(first + source, place * k + slot, mine * pieces + i)
-                        wanted[at] = cutlass.Int32(sent[slot] & is_owner)
                         sources[at] = cutlass.Int32(first + source)
-            await_packets(packets, places, wanted, sources, count, limit, failure)
+            await_packets(packets, places, is_owner, sources, count, limit, failure)
             for source in cutlass.range_constexpr(at_once):
                 for slot in cutlass.range_constexpr(k):
                     values = values_of(packets, source * k + slot, pieces, element)
@@ -127,13 +125,11 @@ def expert_reduce_rmsnorm_combine(
             send_if(is_owner, sum_mail.place(targets[ahead], ahead, place, mine), result)
         packets = cute.make_rmem_tensor((1,), cutlass.Int64)
         places = cute.make_rmem_tensor((1,), cutlass.Int64)
-        wanted = cute.make_rmem_tensor((1,), cutlass.Int32)
         sources = cute.make_rmem_tensor((1,), cutlass.Int32)
         places[0] = sum_mail.place_from(owner, place, mine)
-        wanted[0] = cutlass.Int32(owner != rank)
         sources[0] = owner
         # An owner that waits in vain ends first, and sends NaN: so it is the silent rank that gets named.
-        await_packets(packets, places, wanted, sources, 1, 2 * limit, failure)
+        await_packets(packets, places, owner != rank, sources, 1, 2 * limit, failure)
         cute.recast_tensor(out[token, None], cutlass.Int64)[mine] = cutlass.select_(is_owner, result, packets[0])
 
     @cute.jit

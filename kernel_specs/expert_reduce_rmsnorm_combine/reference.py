@@ -80,14 +80,12 @@ def deliver(every: Tensor, arguments: Mapping[str, Any]) -> None:
     parts = present_rows(every, ids)
     mine = slice(rank, None, world_size)
     exchange.deliver(torch.stack([padded(each[mine], places) for each in parts]), row_inbox, epochs, rank)
-    unsent = torch.ones((places, ids.shape[1]), dtype=torch.bool, device=ids.device)
-    unsent[: len(ids[mine])] = ids[mine] < 0
-    unsent[: len(ids[mine]), 0] = False
-    row_inbox.masked_fill_(unsent[None, None, :, :, None], 0.0)
+    theirs = range(world_size)
     results = results_of(parts, ids, arguments["topk_weights"], arguments["weight"], arguments["eps"])
-    owned = [padded(results[source::world_size], places) for source in range(world_size)]
+    owned = [padded(results[source::world_size], places) for source in theirs]
     exchange.deliver(torch.stack(owned), sum_inbox, epochs, rank)
-    for source in range(world_size):  # places behind the last token stay empty
+    row_inbox[:, :, len(ids[mine]) :] = 0  # places behind a rank's last token stay empty
+    for source in theirs:
         sum_inbox[(rank - source) % world_size, :, len(results[source::world_size]) :] = 0
 
 

@@ -6,8 +6,8 @@
 
 FP32 inside; the only roundings are that of the partial rows, where `rows_dtype` is BF16, and the one at the end. The
 norm is not linear: partial rows are summed before it. A slot whose id is -1 (a padding token's) contributes nothing,
-whatever its rows hold, and is not sent (but in slot 0 zeros are, so that an owner hears of every rank in each launch:
-see the proof in `primitives/inbox.py`). Ids and weights must be the same on all ranks.
+whatever its rows hold: zeros are sent in their place, so that an owner hears of every rank in each launch (see the
+proof in `primitives/inbox.py`). Ids and weights must be the same on all ranks.
 
 **Two steps in one launch.** Token t is owned by rank t mod world, where it has place t // world. Every rank sends its
 rows of a token to the owner, which sums, norms and combines them and sends the result, one BF16 row, to all. So a rank

@@ -89,7 +89,7 @@ def limit_of(failure: cute.Tensor, timeout_us: cutlass.Int32) -> cutlass.Int64:
 def await_packets(
     packets: cute.Tensor,
     places: cute.Tensor,
-    wanted: cute.Tensor | None,
+    wanted: cutlass.Boolean | None,
     sources: cute.Tensor,
     count: cutlass.Constexpr,
     limit: cutlass.Int64,
@@ -97,17 +97,20 @@ def await_packets(
 ) -> None:
     """Fill `packets` with what arrives at `places` (registers, `count` of each) and leave zeros there.
 
-    wanted: 0 where nothing will come. sources: the rank that each comes from, to be named when it is silent.
+    wanted: whether anything will come; if not, packets are zeros. sources: the rank that each comes from, to be named
+    when it is silent.
     """
+    expected = cutlass.Boolean(True) if cutlass.const_expr(wanted is None) else wanted
+    packets.fill(0)
     started = cutlass.Int64(0)
     polls = cutlass.Int32(0)
-    waiting = cutlass.Boolean(True)
+    waiting = expected
     while waiting:
         waiting = cutlass.Boolean(False)
         for i in cutlass.range_constexpr(count):
-            packets[i] = _load_if(wanted is None or wanted[i] != 0, places[i])
+            packets[i] = cute.arch.load(_pointer(places[i]), cutlass.Int64, sem="relaxed", scope="sys")
         for i in cutlass.range_constexpr(count):
-            waiting = waiting | _is_missing(packets, wanted, i)
+            waiting = waiting | (packets[i] == 0)
         polls += 1
         if waiting & (polls % POLLS == 0):
             now = cute.arch.globaltimer()
@@ -116,25 +119,13 @@ def await_packets(
             if now - started >= limit:
                 waiting = cutlass.Boolean(False)
                 for i in cutlass.range_constexpr(count):
-                    if _is_missing(packets, wanted, i):
+                    if packets[i] == 0:
                         packets[i] = cutlass.Int64(NAN_PACKET)
                         if limit > 0:  # who was silent first is what counts
                             failure[0] = sources[i] + 1
-    for i in cutlass.range_constexpr(count):
-        send_if(wanted is None or wanted[i] != 0, places[i], cutlass.Int64(0))
-
-
-@cute.jit
-def _load_if(wanted: cutlass.Boolean | bool, address: cutlass.Int64) -> cutlass.Int64:
-    packet = cutlass.Int64(0)
-    if wanted:
-        packet = cute.arch.load(_pointer(address), cutlass.Int64, sem="relaxed", scope="sys")
-    return packet
-
-
-def _is_missing(packets: cute.Tensor, wanted: cute.Tensor | None, i: int) -> cutlass.Boolean:
-    missing = packets[i] == 0
-    return missing if wanted is None else missing & (wanted[i] != 0)
+    if expected:
+        for i in cutlass.range_constexpr(count):
+            send(places[i], cutlass.Int64(0))
 
 
 def _pointer(address: cutlass.Int64) -> cute.Pointer:

@@ -1,0 +1,107 @@
+"""Ranks as processes that exchange over gloo: every operation by its reference, and memory for plans, agreed on or not.
+
+    python tests/exchange_ranks.py TASK RANK SIZE FOLDER
+
+TASK: exchanges, unequal_plans or unmappable. Writes FOLDER/RANK.pt: outputs by operation, or an error's class and text.
+"""
+
+import os
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from bench.rank_world import draw_world
+from jitspark.errors import JitsparkError
+from jitspark.registry import load_spec
+from jitspark.runtime.distributed_exchanges import EXCHANGES, distributed_operations
+from jitspark.runtime.ranks import RankGroup
+from jitspark.runtime.symmetric_memory import exchange_memory
+
+ROOT = Path(__file__).resolve().parents[1]
+ROUNDS = 2
+
+
+def worlds(size):
+    """One small world of each operation, the same in every process."""
+    for name in EXCHANGES:
+        spec = load_spec(name)
+        fitting = [case for case in spec.cases if case.axes["world_size"] == size]
+        case = min(fitting, key=lambda case: (max(case.axes.values()), case.axes["num_tokens"] == 1))
+        yield draw_world(spec.specialize_case(case), case.axes, seed=11, rounds=ROUNDS, device="cpu")
+
+
+def exchanges(group, _):
+    """What this rank ends with in each round, from nothing but its own payload and what gloo brings."""
+    operations = distributed_operations("stock", group.gather)
+    found = {}
+    for world in worlds(group.size):
+        values = world.values(group.rank, 0)
+        first = {name: values[name].clone() for name in world.written}
+        for number in range(ROUNDS):
+            for name, value in first.items():
+                values[name].copy_(value)
+            values[world.payload].copy_(world.rounds[number][group.rank])
+            name = world.specialization.name
+            operations["stock", name](*values.values(), **world.specialization.statics)
+            found[name, number] = {key: values[key].clone() for key in world.written}
+    return found
+
+
+def unequal_plans(group, _):
+    return asked(group, plans_for(group.size, 8 if group.rank else 16))
+
+
+def unmappable(group, _):
+    def map_memory(num_bytes, _, device):
+        if group.rank == 1:
+            raise RuntimeError("no way to rank 0")
+        return torch.zeros(num_bytes, dtype=torch.uint8, device=device), (0,) * group.size
+
+    return asked(group, plans_for(group.size, 8), map_memory=map_memory)
+
+
+def plans_for(size, rows):
+    from jitspark.backbone_plan import decode_plan
+    from jitspark.geometry import deployment
+
+    return [decode_plan(deployment("tiny", size), rows, "sm_90a")]
+
+
+def asked(group, plans, **options):
+    try:
+        exchange_memory(plans, group, "cpu", (1, 2), **options)
+    except JitsparkError as error:
+        return type(error).__name__, str(error)
+    return None
+
+
+def run_ranks(task, folder, size):
+    """What each rank wrote, in rank order."""
+    command = [sys.executable, __file__, task]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}  # bench is not installed
+    made = [subprocess.Popen([*command, str(rank), str(size), str(folder)], env=environment) for rank in range(size)]
+    try:
+        assert [process.wait(timeout=240) for process in made] == [0] * size
+    finally:
+        for process in made:
+            process.kill()
+    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(size)]
+
+
+def main(task, rank, size, folder):
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=size, timeout=timedelta(seconds=120)
+    )
+    group = RankGroup(rank=rank, size=size, control=dist.group.WORLD, data=dist.group.WORLD, patience=60.0)
+    torch.save(globals()[task](group, folder), Path(folder) / f"{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])

@@ -1,0 +1,35 @@
+"""Exchanges between processes over gloo: a world of ranks ends with what one process computes of all payloads."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from exchange_ranks import ROUNDS, run_ranks, worlds  # noqa: E402
+
+
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_every_exchange_over_gloo_ends_alike_on_all_ranks_and_as_computed_alone(tmp_path, size):
+    found = run_ranks("exchanges", tmp_path, size)
+
+    for world in worlds(size):
+        for number in range(ROUNDS):
+            want = world.expected(0, number)
+            for rank in range(size):
+                got = found[rank][world.specialization.name, number]
+                assert got.keys() == want.keys()
+                for name, value in want.items():
+                    assert torch.equal(got[name].view(torch.uint8), value.view(torch.uint8)), (rank, number, name)
+
+
+def test_ranks_with_other_plans_are_refused_on_all_of_them(tmp_path):
+    found = run_ranks("unequal_plans", tmp_path, 2)
+
+    assert [kind for kind, _ in found] == ["RankError", "RankError"]
+    assert all("unlike digests" in text and "on rank 1" in text for _, text in found)
+
+
+def test_a_peer_that_cannot_be_mapped_ends_all_ranks_with_its_reason(tmp_path):
+    found = run_ranks("unmappable", tmp_path, 2)
+
+    assert [kind for kind, _ in found] == ["RankError", "RankError"]
+    assert all("no way to rank 0" in text for _, text in found)

@@ -1,0 +1,146 @@
+"""The exchanges' references in a world of ranks at hand: what each computes, and what it leaves in its inboxes."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from bench.rank_world import draw_world  # noqa: E402
+from jitspark.checking.arguments import reference_module  # noqa: E402
+from jitspark.geometry import deployment  # noqa: E402
+from jitspark.registry import load_spec, specializations  # noqa: E402
+from kernel_specs.expert_combine_rmsnorm.reference import expert_combine_rmsnorm  # noqa: E402
+from kernel_specs.gated_residual_rmsnorm.reference import gated_residual_rmsnorm  # noqa: E402
+from kernel_specs.primitives import exchange_reference as exchange  # noqa: E402
+from kernel_specs.primitives.inbox import slot_of  # noqa: E402
+
+REDUCE, GATHER = "allreduce_gated_residual_rmsnorm", "allgather_gated_residual_rmsnorm"
+COLUMNS, EXPERTS = "allgather_columns", "expert_reduce_rmsnorm_combine"
+
+
+def small_world(name, size=2, rounds=1, **statics):
+    spec = load_spec(name)
+    fitting = [
+        case
+        for case in spec.cases
+        if case.axes["world_size"] == size and all(case.statics[key] == value for key, value in statics.items())
+    ]
+    case = min(fitting, key=lambda case: (max(case.axes.values()), case.axes["num_tokens"] == 1))
+    return draw_world(spec.specialize_case(case), case.axes, seed=5, rounds=rounds, device="cpu")
+
+
+def boundary_of(world, branch):
+    """The unfused boundary on a whole branch: stream and activation."""
+    names = [arg.name for arg in world.specialization.args]
+    exchanged = {world.payload, "rank", "timeout_us", "inbox", "peers", "epochs", "failure"}
+    values = world.values(0, 0)
+    given = [values[name] for name in names if name not in exchanged]
+    statics = {key: value for key, value in world.specialization.statics.items() if key != "round_sum"}
+    gated_residual_rmsnorm(branch, *given, **statics)
+    return {name: values[name] for name in world.written}
+
+
+def same_bits(one, other):
+    return torch.equal(exchange.packets(one.contiguous()), exchange.packets(other.contiguous()))
+
+
+@pytest.mark.parametrize("name", [REDUCE, GATHER, COLUMNS, EXPERTS])
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_all_ranks_end_with_the_same_bits(name, size):
+    world = small_world(name, size)
+
+    first, *others = [world.expected(rank, 0) for rank in range(size)]
+
+    for other in others:
+        assert all(torch.equal(first[key].view(torch.uint8), other[key].view(torch.uint8)) for key in first)
+
+
+@pytest.mark.parametrize("rounded", [False, True])
+def test_all_reduce_is_the_boundary_of_the_sum_in_rank_order(rounded):
+    world = small_world(REDUCE, 8, round_sum=rounded)
+    total = torch.zeros_like(world.rounds[0][0], dtype=torch.float32)
+    for part in world.rounds[0]:
+        total += part.float()
+
+    got, want = world.expected(3, 0), boundary_of(world, total.bfloat16() if rounded else total)
+
+    assert all(torch.equal(got[name], want[name]) for name in world.written)
+
+
+def test_all_gather_is_the_boundary_of_the_whole_branch():
+    world = small_world(GATHER, 4)
+
+    got, want = world.expected(1, 0), boundary_of(world, torch.cat(list(world.rounds[0]), dim=-1))
+
+    assert all(torch.equal(got[name], want[name]) for name in world.written)
+
+
+def test_columns_come_in_rank_order_and_keep_their_bits_but_for_zeros():
+    world = small_world(COLUMNS, 2)
+
+    got = world.expected(1, 0)["out"]
+
+    assert same_bits(got, torch.cat(list(world.rounds[0]), dim=-1))
+    assert (got[:, :4].view(torch.int16) != 0).any(), "no packet of zeros was tried"
+
+
+@pytest.mark.parametrize("size", [2, 4, 8, 16])
+def test_expert_rows_are_summed_before_the_norm_and_combined(size):
+    world = small_world(EXPERTS, size)
+    common = world.common
+    want = torch.empty((world.axes["num_tokens"], world.axes["moe_hidden_size"]), dtype=torch.bfloat16)
+    given = (common["topk_ids"], common["topk_weights"], common["weight"])
+    expert_combine_rmsnorm(world.rounds[0], *given, want, common["eps"])
+
+    got = world.expected(size - 1, 0)["out"]
+
+    # float64 sums there, FP32 ones in rank order here: apart by an ulp of BF16 where a number lies between two values
+    torch.testing.assert_close(got.double(), want.double(), rtol=2**-7, atol=4e-6)
+
+
+@pytest.mark.parametrize("name", [REDUCE, GATHER, COLUMNS, EXPERTS])
+def test_halves_alternate_and_are_left_empty(name):
+    world = small_world(name, 2, rounds=3)
+    module = reference_module(world.specialization)
+    values = world.values(1, 0)
+    for number, every in enumerate(world.rounds):
+        values[world.payload].copy_(every[1])
+        module.deliver(every, values)
+        for inbox in world.tables.values():
+            full = values[inbox].view(torch.int16).ne(0).flatten(2).any(dim=-1)
+            assert full[1, number % 2] and not full[:, 1 - number % 2].any()
+        getattr(module, name)(*values.values(), **world.specialization.statics)
+        assert all((values[inbox].view(torch.int16) == 0).all() for inbox in world.tables.values())
+        assert values["epochs"].max() == number + 1
+    assert values["failure"] == 0
+
+
+def test_no_packet_is_zero_and_no_number_changes():
+    payload = torch.tensor([0.0, 0, 0, 0, -0.0, 0, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5], dtype=torch.bfloat16)
+
+    sent = exchange.packets(payload)
+
+    assert (sent.view(torch.int64) != 0).all()
+    assert torch.equal(sent, payload)
+    assert torch.equal(sent[4:].view(torch.int16), payload[4:].view(torch.int16))
+    assert torch.equal(exchange.packets(torch.zeros(2)), torch.zeros(2))
+
+
+def test_deliver_puts_each_rank_where_its_kernel_would():
+    every = torch.arange(1, 17, dtype=torch.bfloat16).view(4, 4)
+    for rank in range(4):
+        inbox = torch.zeros((4, 2, 4), dtype=torch.bfloat16)
+        exchange.deliver(every, inbox, torch.tensor([[7]]), rank)
+
+        for source in range(4):
+            assert torch.equal(inbox[slot_of(source, rank, 4), 1], every[source])
+        assert not inbox[:, 0].any()
+
+
+def test_a_deployment_of_one_rank_asks_for_no_exchange_and_larger_ones_for_theirs():
+    names = [REDUCE, GATHER, COLUMNS, EXPERTS]
+
+    assert specializations(deployment("tiny", 1), names) == ()
+    for tp in (4, 8, 16):
+        asked = specializations(deployment("muse_spark_open", tp), names)
+        assert {each.axes["world_size"] for each in asked} == {tp}
+        assert {each.name for each in asked} == set(names)

@@ -1,0 +1,147 @@
+"""Regions of plans in memory that all ranks map, on a CPU: what is refused, and how a silent rank is told of."""
+
+import contextlib
+from dataclasses import dataclass
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from jitspark.backbone_plan import decode_plan  # noqa: E402
+from jitspark.errors import GeometryError, RankError  # noqa: E402
+from jitspark.geometry import deployment  # noqa: E402
+from jitspark.plan import Kind  # noqa: E402
+from jitspark.plan_binding import Binding  # noqa: E402
+from jitspark.runtime.distributed_exchanges import EXCHANGES, distributed_operations  # noqa: E402
+from jitspark.runtime.symmetric_memory import (  # noqa: E402
+    REGION_ALIGN,
+    TIMEOUT_US,
+    SilentRankWatch,
+    exchange_memory,
+    simulated_world,
+)
+
+PLANS = [decode_plan(deployment("tiny", 2), rows, "sm_90a") for rows in (8, 16)]
+
+
+@dataclass
+class Alone:
+    """A rank of two, as far as this process sees: what others would say is not asked for."""
+
+    rank: int = 1
+    size: int = 2
+    data: object = "the group"
+
+    @contextlib.contextmanager
+    def together(self, *_):
+        yield
+
+    def failures(self, *said):
+        return {} if said[-1] is None else {self.rank: said[-1]}
+
+
+def mapping(found):
+    """In the place of torch's: notes what is asked for."""
+
+    def map_memory(num_bytes, group, device):
+        found.append((num_bytes, group))
+        memory = torch.full((num_bytes,), 7, dtype=torch.uint8, device=device)
+        return memory, (10**6, memory.data_ptr())
+
+    return map_memory
+
+
+def made(plans=PLANS, group=None, found=None, **options):
+    map_memory = options.pop("map_memory", mapping([] if found is None else found))
+    return exchange_memory(plans, group or Alone(), "cpu", (1, 2), map_memory=map_memory, **options)
+
+
+def test_all_plans_share_one_allocation_and_no_byte_of_it():
+    found = []
+
+    memory = made(found=found)
+
+    assert len(found) == 1 and found[0][1] == "the group"
+    first, second = (memory.of(plan) for plan in PLANS)
+    assert first.local.untyped_storage().data_ptr() == second.local.untyped_storage().data_ptr()
+    assert first.local.data_ptr() + len(first.local) == second.local.data_ptr()
+    for plan, region in zip(PLANS, (first, second), strict=True):
+        assert len(region.local) >= plan.symmetric_bytes > 0
+        assert len(region.local) % REGION_ALIGN == 0
+        assert not region.local.any(), "not zeroed"
+        assert region.addresses[1] == region.local.data_ptr()
+    assert second.addresses[0] - first.addresses[0] == len(first.local)
+
+
+def test_a_plan_binds_to_its_region():
+    memory = made()
+    plan = PLANS[1]
+    binding = Binding(plan, "cpu", numbers=memory.numbers, symmetric=memory.of(plan))
+    table = next(buffer for buffer in plan.buffers if buffer.kind is Kind.PEERS)
+    inbox = next(buffer for buffer in plan.buffers if buffer.name == table.of)
+
+    addresses = binding._addresses(table, {})
+
+    assert addresses.tolist() == [address + inbox.offset for address in memory.of(plan).addresses]
+    assert memory.numbers == {"rank": 1, "timeout_us": TIMEOUT_US}
+
+
+@pytest.mark.parametrize(("size", "allowed"), [(2, (4, 8)), (4, (1, 2, 4))])
+def test_a_world_of_another_size_is_refused(size, allowed):
+    with pytest.raises(GeometryError) as raised:
+        exchange_memory(PLANS, Alone(size=size), "cpu", allowed, map_memory=mapping([]))
+
+    assert f"{size} ranks" in raised.value.found
+    assert "TP 2" in raised.value.found or "2" in raised.value.needed or size == 2
+
+
+def test_peers_that_cannot_be_mapped_are_one_error_with_torchs_reason():
+    def refuse(*_):
+        raise RuntimeError("no peer access between 0 and 1\nC++ frames")
+
+    with pytest.raises(RankError) as raised:
+        made(map_memory=refuse)
+
+    assert raised.value.found == "on rank 1: no peer access between 0 and 1"
+    assert "all_reduce" in raised.value.remedy
+
+
+def test_a_rank_alone_needs_no_peers():
+    plan = decode_plan(deployment("tiny", 1), 8, "sm_90a")
+
+    memory = exchange_memory([plan], Alone(rank=0, size=1), "cpu", (1, 2))
+
+    assert memory.of(plan).local.numel() == 0 == plan.symmetric_bytes
+
+
+def test_a_silent_rank_is_told_of_once_its_word_has_come():
+    memory = made()
+    watch = SilentRankWatch(PLANS, memory)
+    (word,) = [each for each in PLANS[0].buffers if each.name.endswith("failure")]
+    for plan in PLANS:
+        watch.note(plan)
+    watch.require_heard()
+    memory.of(PLANS[0]).local[word.offset : word.offset + 4].view(torch.int32).fill_(1)
+
+    watch.note(PLANS[1])
+    watch.require_heard()
+    watch.note(PLANS[0])
+
+    with pytest.raises(RankError, match="nothing from rank 0 in time"):
+        watch.require_heard()
+
+
+def test_a_simulated_world_knows_its_own_ranks():
+    world = simulated_world(64, 4, "cpu")
+
+    assert len({region.local.data_ptr() for region in world}) == 4
+    assert all(region.addresses == tuple(each.local.data_ptr() for each in world) for region in world)
+
+
+def test_torch_distributed_serves_every_exchange_that_plans_launch():
+    served = distributed_operations("stock", lambda own: own[None])
+    launched = {launch.operation for plan in PLANS for launch in plan.launches if launch.part == "all_reduce"}
+    with_inbox = {name for name in EXCHANGES if ("stock", name) in served}
+
+    assert launched
+    assert launched <= with_inbox
