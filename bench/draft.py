@@ -22,7 +22,7 @@ from bench.plan_pack import Packed, load_plan_kernels, read_plans
 from bench.timing import chain, read_rate, time_chains
 from jitspark.checking.check import cuda_graph
 from jitspark.checking.packed import Kernels
-from jitspark.checking.plan_arguments import random_step, random_weights
+from jitspark.checking.plan_arguments import Step, random_step, random_weights
 from jitspark.checking.plan_check import Bench, launch_by_launch, replayed
 from jitspark.errors import JitsparkError
 from jitspark.executor import Executor
@@ -145,6 +145,7 @@ def _measure(rank: Rank, requests: int, rate: float, options: argparse.Namespace
     made = draft_scene.step_inputs(context, forward, options.ctx, rank.generator, words, rows)
     ours = _ours(rank, (context, forward, sampling), made)
     theirs = _theirs(rank, requests, made) if options.stock else {}
+    apart = _apart(ours, theirs, made) if theirs else {}
     graphs = {f"{part}_{who}": calls for who, parts in (("us", ours), (STOCK, theirs)) for part, calls in parts.items()}
     timings = {name: _timed(name, calls, options.replays) for name, calls in graphs.items()}
     floors = _floors(context, forward, sampling, options.ctx)
@@ -155,6 +156,7 @@ def _measure(rank: Rank, requests: int, rate: float, options: argparse.Namespace
         "floor_us": {name: size / rate for name, size in floors.items()},
         "launches": {plan.stage.value: len(plan.launches) for plan in (context, forward, sampling)},
         "timings": timings,
+        "apart": apart,
         "stock_sampler": "vllm" if vllm_sampler() else "restated",
         "stuck": made.sampling.stuck(),
     }
@@ -192,8 +194,9 @@ def _theirs(rank: Rank, requests: int, made: draft_scene.StepInputs) -> dict[str
     from bench.draft_stock import draft_operations
 
     context, forward = (rank.plan(requests, stage, STOCK) for stage in (Stage.DRAFT_CONTEXT, Stage.DRAFT))
-    taps, hidden = made.context.inputs["taps"].shape[1], made.forward.inputs["inputs_embeds"].shape[1]
-    whole_fc = torch.empty(hidden, taps, dtype=torch.bfloat16, device="cuda").normal_(generator=rank.generator)
+    # a rank alone gathers its own share from every rank: whole, fc is that share again and again
+    share = rank.weights["fc"]
+    whole_fc = share.repeat(made.forward.inputs["inputs_embeds"].shape[1] // len(share), 1)
     stored = {**made.context.inputs, **made.context.kv_caches}
     combined = rank.executor(context, stored, draft_operations(whole_fc))
     run = rank.executor(forward, {**made.forward.inputs, **made.forward.kv_caches}, draft_operations())
@@ -214,6 +217,32 @@ def _theirs(rank: Rank, requests: int, made: draft_scene.StepInputs) -> dict[str
         "loop": [loop],
         "step": [lambda: [call() for call in whole]],
     }
+
+
+def _apart(
+    ours: Mapping[str, Sequence[Call]], theirs: Mapping[str, Sequence[Call]], made: draft_scene.StepInputs
+) -> dict[str, float]:
+    """How far the same work of both is from each other: the norm of the difference over the norm."""
+    found = {}
+    for part in ("context", "forward"):
+        written = []
+        for calls in (ours, theirs):
+            calls[part][0]()
+            torch.cuda.synchronize()
+            written.append(_written(made.context if part == "context" else made.forward).float())
+        mine, stock = written
+        found[part] = float((mine - stock).norm() / mine.norm())
+    return found
+
+
+def _written(step: Step) -> torch.Tensor:
+    """The keys and values in the slots of a step, of all its layers."""
+    rows = []
+    for name, cache in step.kv_caches.items():
+        slots = step.inputs[f"{name.removesuffix('kv_cache')}slot_mapping"]
+        slots = slots[slots >= 0]
+        rows.append(cache[slots // 16, :, slots % 16].flatten())
+    return torch.cat(rows)
 
 
 def _timed(name: str, calls: Sequence[Call], replays: int) -> dict[str, Any]:
