@@ -4,7 +4,6 @@ What the kernels rely on holds, and each precaution is needed: without it the mo
 """
 
 import random
-from dataclasses import dataclass, field
 
 import pytest
 
@@ -17,30 +16,25 @@ class Torn(Exception):
     """A packet was lost, overwritten, or taken for another exchange's."""
 
 
-@dataclass
 class Rank:
     """What a rank has in memory, and where it stands in its launches."""
 
-    memory: dict = field(default_factory=dict)  # (slot, half) -> (source, exchange)
-    exchange: int = 0
-    to_send: list = field(default_factory=list)
-    to_take: list = field(default_factory=list)
+    def __init__(self):
+        self.memory = {}  # (slot, half) -> (source, exchange)
+        self.exchange = 0
+        self.to_send = []
+        self.to_take = []
 
 
-@dataclass
 class Model:
     """`size` ranks, `halves` of an inbox; `waits`: a launch begins behind the end of the one before."""
 
-    size: int
-    random: random.Random
-    halves: int = inbox.HALVES
-    waits: bool = True
-    ranks: list = field(default_factory=list)
-    under_way: list = field(default_factory=list)
-
-    def __post_init__(self):
-        self.ranks = [Rank() for _ in range(self.size)]
-        for rank in range(self.size):
+    def __init__(self, size, seed, *, halves=inbox.HALVES, waits=True):
+        self.size, self.halves, self.waits = size, halves, waits
+        self.random = random.Random(seed)
+        self.under_way = []
+        self.ranks = [Rank() for _ in range(size)]
+        for rank in range(size):
             self.begin(rank)
 
     def begin(self, rank):
@@ -101,7 +95,7 @@ class Model:
 @pytest.mark.parametrize("size", [2, 3, 4, 8])
 def test_every_order_of_events_gives_every_rank_every_packet_of_its_exchange(size):
     for seed in range(60):
-        model = Model(size, random.Random(seed))
+        model = Model(size, seed)
 
         assert model.run() == [EXCHANGES] * size
         assert all(not rank.memory for rank in model.ranks)
@@ -113,7 +107,7 @@ def test_every_order_of_events_gives_every_rank_every_packet_of_its_exchange(siz
 def test_the_model_finds_what_goes_wrong_without_a_precaution(what, changed):
     def ends_well(seed):
         try:
-            return Model(3, random.Random(seed), **changed).run() == [EXCHANGES] * 3
+            return Model(3, seed, **changed).run() == [EXCHANGES] * 3
         except Torn:
             return False
 

@@ -24,7 +24,7 @@ from jitspark.runtime.symmetric_memory import (  # noqa: E402
 PLANS = [decode_plan(deployment("tiny", 2), rows, "sm_90a") for rows in (8, 16)]
 
 
-@dataclass
+@dataclass(frozen=True, slots=True)
 class Alone:
     """A rank of two, as far as this process sees: what others would say is not asked for."""
 
