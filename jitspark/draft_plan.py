@@ -61,8 +61,8 @@ def context_plan(
 ) -> Plan:
     """Keys and values of `rows` context rows in the cache of every draft layer.
 
-    They start from `context` [rows, hidden_size], what fc makes of the tapped streams; with `from_taps` fc is part of
-    the plan, which starts from `taps` [rows, fc_width], the streams side by side. Raises SpecError as `draft_plan`.
+    They start from `context` [rows, hidden_size], what `combine_plan` makes; with `from_taps` that is part of the plan,
+    which starts where it does. Raises SpecError as `draft_plan`.
     """
     draft = deployment.draft
     header = _header(Stage.DRAFT_CONTEXT, deployment, deployment.query_length, rows, target, providers)
@@ -73,6 +73,25 @@ def context_plan(
         builder.buffer("context", Kind.INPUT, (rows, draft.hidden_size), "bfloat16")
     _project_context(builder, deployment)
     _append_context(builder, deployment, rope=uses_rope(draft) if rope is None else rope)
+    return builder.plan()
+
+
+def combine_plan(
+    deployment: Deployment,
+    rows: int,
+    target: str,
+    *,
+    providers: Mapping[str, str] | None = None,
+    keys: Keys | None = None,
+) -> Plan:
+    """`context` [rows, hidden_size], whole on every rank: fc of `taps` [rows, fc_width], the tapped streams together.
+
+    vLLM keeps what it makes, for a moment, in a buffer of its own. Raises SpecError as `draft_plan`.
+    """
+    header = _header(Stage.DRAFT_CONTEXT, deployment, deployment.query_length, rows, target, providers)
+    builder = PlanBuilder(header, keys)
+    builder.buffer("context", Kind.OUTPUT, (rows, deployment.draft.hidden_size), "bfloat16")
+    _combine(builder, deployment)
     return builder.plan()
 
 

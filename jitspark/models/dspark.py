@@ -109,6 +109,10 @@ class MuseSparkDSparkForCausalLM(stock.MuseSparkDSparkForCausalLM):  # type: ign
 
     def combine_hidden_states(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Context states [rows, hidden] of the tapped streams side by side, whole on every rank."""
+        draft = self.model.specialized_draft
+        fused = None if draft is None else draft.combine(hidden_states)
+        if fused is not None:
+            return fused
         combined = super().combine_hidden_states(hidden_states)
         if not isinstance(self.model.fc, ColumnParallelLinear):
             return combined

@@ -16,23 +16,20 @@ from vllm.distributed import get_tp_group
 from vllm.forward_context import get_forward_context, is_forward_context_available
 
 from jitspark.bound_plan import BoundPlan
-from jitspark.draft_plan import context_plan, draft_plan
-from jitspark.errors import TargetError, UsageError
+from jitspark.errors import UsageError
 from jitspark.executor import Executor
-from jitspark.geometry import DEFAULT_GEOMETRY, MAX_REQUESTS, Deployment, deployment
 from jitspark.key import Key
 from jitspark.loader import Kernel
 from jitspark.plan import Kind, Plan
 from jitspark.plan_binding import Tensors
-from jitspark.plan_builder import Keys
 from jitspark.reference_executor import ReferenceExecutor
-from jitspark.runtime import draft_config, draft_tensors, options
+from jitspark.runtime import draft_tensors, options
+from jitspark.runtime.draft_plans import DraftPlans, make_plans
 from jitspark.runtime.kernel_loading import load_kernels
 from jitspark.runtime.parts import CUTE
 from jitspark.runtime.ranks import RankGroup
 from jitspark.runtime.symmetric_memory import ExchangeMemory, SilentRankWatch, exchange_memory
 from jitspark.runtime.takeover import DecodeStep, decode_step
-from jitspark.target import DEFAULT_TARGET, TARGETS, target_of_capability
 
 logger = logging.getLogger("jitspark")
 
@@ -42,14 +39,15 @@ Slots = Any  # a tensor for all layers, one for each (or None), or None
 class DraftDecode:
     """The forward and the context store of one rank's draft.
 
-    forward, context: executors by number of rows. `model` is vLLM's inner model, whose layers hold the KV caches.
-    `watch` tells of a rank that stayed silent in an exchange.
+    forward, combine, context: executors by number of rows. `model` is vLLM's inner model, whose layers hold the KV
+    caches. `watch` tells of a rank that stayed silent in an exchange.
     """
 
     def __init__(
         self,
         model: Any,
         forward: Mapping[int, BoundPlan],
+        combine: Mapping[int, BoundPlan],
         context: Mapping[int, BoundPlan],
         query_length: int,
         watch: SilentRankWatch | None = None,
@@ -57,7 +55,7 @@ class DraftDecode:
         # not as a submodule of it, nor it of this
         self._layers = list(model.layers)
         self._names = [draft_tensors.attention(layer).layer_name for layer in self._layers]
-        self._forward, self._context = forward, context
+        self._forward, self._combine, self._context = forward, combine, context
         self._query_length, self._watch = query_length, watch
 
     def run(self, positions: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor | None:
@@ -71,15 +69,25 @@ class DraftDecode:
             return None
         executor = self._forward[step.rows]
         _run(executor, {"inputs_embeds": hidden, "positions": positions, **self._caches(), **self._tables(step)})
-        if self._watch is not None:
-            self._watch.note(executor.plan)
-            self.require_heard()
+        self._listen(executor.plan)
         return executor.outputs["hidden"]
 
     def require_heard(self) -> None:
         """Raise RankError if an exchange of a step that has ended waited for another rank in vain."""
         if self._watch is not None:
             self._watch.require_heard()
+
+    def combine(self, taps: torch.Tensor) -> torch.Tensor | None:
+        """Context states BF16 [rows, hidden] of `taps` BF16 [rows, fc width], whole on every rank; None for stock.
+
+        The result lies in memory that the next call overwrites. Raises RankError as `run`.
+        """
+        executor = self._combine.get(len(taps)) if taps.dim() == 2 and taps.dtype == torch.bfloat16 else None
+        if executor is None or not taps.is_contiguous():
+            return None
+        executor.run({"taps": taps})
+        self._listen(executor.plan)
+        return executor.outputs["context"]
 
     def store_context_kv(self, states: torch.Tensor, positions: torch.Tensor, slots: Slots) -> bool:
         """Keys and values of `states` [rows, hidden] into every layer's cache; False, with nothing done, for stock.
@@ -94,6 +102,11 @@ class DraftDecode:
         named = {f"layers.{index}.slot_mapping": each for index, each in enumerate(per_layer)}
         _run(executor, {"context": states, "positions": positions, **named, **self._caches()})
         return True
+
+    def _listen(self, plan: Plan) -> None:
+        if self._watch is not None:
+            self._watch.note(plan)
+            self._watch.require_heard()
 
     def _step(self, rows: int) -> DecodeStep | None:
         """The forward under way if it is one of uniform queries, eager or under capture."""
@@ -130,20 +143,6 @@ def _run(executor: BoundPlan, inputs: Tensors) -> None:
     executor.run({name: tensor for name, tensor in inputs.items() if name in known})
 
 
-@dataclass(frozen=True, slots=True)
-class _Plans:
-    """A draft's plans by number of rows."""
-
-    deployment: Deployment
-    target: str
-    forward: Mapping[int, Plan]
-    context: Mapping[int, Plan]
-
-    @property
-    def every(self) -> tuple[Plan, ...]:
-        return (*self.forward.values(), *self.context.values())
-
-
 def build_draft_decode(model: Any, compilation_mode: Any) -> DraftDecode | None:
     """The fused forward of vLLM's draft model `model` (the inner one, with its weights loaded).
 
@@ -159,7 +158,7 @@ def build_draft_decode(model: Any, compilation_mode: Any) -> DraftDecode | None:
         logger.info("The DSpark draft keeps its stock layers: %s", left)
         return None
     with ranks.together("draft plans"):
-        plans = _make_plans(model, device, ranks.size)
+        plans = make_plans(model, device, ranks.size)
         weights = draft_tensors.weights(plans.every, model)
     with ranks.together("draft kernels"):
         kernels = _kernels(model, plans, device)
@@ -189,38 +188,7 @@ def _left_to_stock(vllm_config: Any, device: torch.device, tp: int) -> str | Non
     return None if other is None else f"{other} is left to {chosen.provider(other)}"
 
 
-def _make_plans(model: Any, device: torch.device, tp: int) -> _Plans:
-    config = model.vllm_config
-    served = deployment(options.from_vllm_config(config).geometry or DEFAULT_GEOMETRY, tp)
-    draft_config.check(model, served.draft)
-    served = Deployment(served.backbone, draft_config.as_loaded(model, served.draft), tp)
-    target = DEFAULT_TARGET if device.type == "cpu" else own_target(device)
-    requests = range(1, min(MAX_REQUESTS, config.scheduler_config.max_num_seqs) + 1)
-    made: dict[str, Any] = {"rope": model.config.use_rope, "keys": Keys(target)}
-    query, context = served.draft.num_speculative_tokens, served.query_length
-    return _Plans(
-        served,
-        target,
-        {each * query: draft_plan(served, each * query, target, **made) for each in requests},
-        {each * context: context_plan(served, each * context, target, **made) for each in requests},
-    )
-
-
-def own_target(device: torch.device) -> str:
-    """The target of this rank's GPU. Raises TargetError for one without kernels."""
-    capability = torch.cuda.get_device_capability(device)
-    found = target_of_capability(*capability)
-    if found is None:
-        raise TargetError(
-            where=f"the draft's device {device}",
-            found=f"compute capability {capability[0]}.{capability[1]}",
-            needed=f"one of {', '.join(TARGETS)}",
-            remedy="Run stock (decode_backend auto) on this GPU.",
-        )
-    return found
-
-
-def _kernels(model: Any, plans: _Plans, device: torch.device) -> Mapping[Key, Kernel]:
+def _kernels(model: Any, plans: DraftPlans, device: torch.device) -> Mapping[Key, Kernel]:
     """None on a CPU: there the references run."""
     if device.type == "cpu":
         return {}
@@ -229,11 +197,11 @@ def _kernels(model: Any, plans: _Plans, device: torch.device) -> Mapping[Key, Ke
     return load_kernels(plans.every, options.settings_for(model.vllm_config), command)
 
 
-def _exchange(plans: _Plans, ranks: RankGroup, device: torch.device) -> ExchangeMemory | None:
-    """What the ranks' forwards exchange through; context rows exchange nothing here."""
+def _exchange(plans: DraftPlans, ranks: RankGroup, device: torch.device) -> ExchangeMemory | None:
+    """What the ranks exchange through: in the forwards, and behind fc."""
     if ranks.size == 1:
         return None
-    return exchange_memory(tuple(plans.forward.values()), ranks, device, plans.deployment.backbone.tp_sizes)
+    return exchange_memory(plans.exchanging, ranks, device, plans.deployment.backbone.tp_sizes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,14 +224,20 @@ class _Binder:
         return Executor(plan, self.kernels, mine, self.device, **given)
 
 
-def _bound(model: Any, plans: _Plans, binder: _Binder) -> DraftDecode:
+def _bound(model: Any, plans: DraftPlans, binder: _Binder) -> DraftDecode:
     """Everything that the plans need beside weights, caches and exchanges is allocated here."""
     draft, device = plans.deployment.draft, binder.device
     arena = torch.zeros(max(plan.workspace_bytes for plan in plans.every), dtype=torch.uint8, device=device)
-    hidden = torch.zeros(max(plans.forward), draft.hidden_size, dtype=torch.bfloat16, device=device)
-    forward = {rows: binder.bind(plan, arena, {"hidden": hidden[:rows]}) for rows, plan in plans.forward.items()}
-    context = {rows: binder.bind(plan, arena, {}) for rows, plan in plans.context.items()}
-    watch = None
-    if binder.exchange is not None:
-        watch = SilentRankWatch(tuple(plans.forward.values()), binder.exchange)
-    return DraftDecode(model, forward, context, draft.num_speculative_tokens, watch)
+    hidden, states = (
+        torch.zeros(rows, draft.hidden_size, dtype=torch.bfloat16, device=device)
+        for rows in (max(plans.forward), max(plans.context))
+    )
+    watch = None if binder.exchange is None else SilentRankWatch(plans.exchanging, binder.exchange)
+    return DraftDecode(
+        model,
+        {rows: binder.bind(plan, arena, {"hidden": hidden[:rows]}) for rows, plan in plans.forward.items()},
+        {rows: binder.bind(plan, arena, {"context": states[:rows]}) for rows, plan in plans.combine.items()},
+        {rows: binder.bind(plan, arena, {}) for rows, plan in plans.context.items()},
+        draft.num_speculative_tokens,
+        watch,
+    )

@@ -13,7 +13,7 @@ from jitspark.markov_plan import FIRST_TOKEN, markov_plan
 from jitspark.plan import Plan
 from jitspark.plan_builder import Keys
 from jitspark.runtime import options
-from jitspark.runtime.draft import own_target
+from jitspark.runtime.draft_plans import own_target
 from jitspark.runtime.kernel_loading import load_kernels
 from jitspark.runtime.ranks import RankGroup
 from jitspark.runtime.symmetric_memory import exchange_memory

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jitspark.draft_plan import context_plan, draft_plan, uses_rope
+from jitspark.draft_plan import combine_plan, context_plan, draft_plan, uses_rope
 from jitspark.errors import SpecError
 from jitspark.geometry import deployment, geometry_names, load_geometry
 from jitspark.plan import Kind, Stage
@@ -23,7 +23,8 @@ def draft_plans(name, tp, **options):
     from_taps = [
         context_plan(asked, rows, TARGET, keys=KEYS, from_taps=True, **options) for rows in asked.draft_context_rows
     ]
-    return [*forward, *context, *from_taps]
+    combine = [combine_plan(asked, rows, TARGET, keys=KEYS) for rows in asked.draft_context_rows]
+    return [*forward, *context, *from_taps, *combine]
 
 
 def names(plan, kind):
@@ -76,6 +77,7 @@ def test_the_context_chain_is_three_launches_for_all_layers(name, tp):
     assert names(plan, Kind.KV_CACHE) == [f"layers.{layer}.kv_cache" for layer in layers]
     combined = [launch.name for launch in from_taps.launches][: -len(plan.launches)]
     assert combined == (["fc"] if tp == 1 else ["fc", "fc.gather"])
+    assert [launch.name for launch in combine_plan(asked, 16, TARGET, keys=KEYS).launches] == combined
     assert "taps" in names(from_taps, Kind.INPUT) and "context" not in names(from_taps, Kind.INPUT)
 
 

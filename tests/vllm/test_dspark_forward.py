@@ -163,14 +163,41 @@ def test_steps_of_other_sizes_follow_one_another(pair, tiny_draft):
         assert torch.isfinite(fused.float()).all()
 
 
+@pytest.mark.parametrize("rows", [8, 24, 64])
+def test_tapped_streams_are_combined_as_stock_does(pair, rows, monkeypatch):
+    import torch
+
+    calls = Calls()
+    calls.count(monkeypatch, "combine_hidden_states", owner="MuseSparkDSparkForCausalLM")
+    taps = context_of(8)[0][:rows].bfloat16()
+    stock, fused = (model.combine_hidden_states(taps).clone() for model in pair)
+
+    assert calls == ["combine_hidden_states"], "the specialized draft asked stock"
+    torch.testing.assert_close(fused.float(), stock.float(), rtol=2**-7, atol=2**-8)
+    assert (fused != stock).float().mean() < 1e-2
+
+
+def test_other_tapped_streams_are_stock_s(specialized, monkeypatch):
+    """Row counts of a prefill; FP32 streams, which are rounded first; a single row."""
+    import torch
+
+    calls = Calls()
+    calls.count(monkeypatch, "combine_hidden_states", owner="MuseSparkDSparkForCausalLM")
+    taps = context_of(2)[0]
+    for each in (taps[:9].bfloat16(), taps, taps[0].bfloat16()):
+        assert specialized.combine_hidden_states(each).dtype == torch.bfloat16
+
+    assert calls == ["combine_hidden_states"] * 3
+
+
 class Calls(list):
     """Stock's own methods, counted."""
 
-    def count(self, monkeypatch, name):
-        from vllm.models.muse_spark.common.dspark import MuseSparkDSparkModel
+    def count(self, monkeypatch, name, owner="MuseSparkDSparkModel"):
+        from vllm.models.muse_spark.common import dspark
 
-        inner = getattr(MuseSparkDSparkModel, name)
-        monkeypatch.setattr(MuseSparkDSparkModel, name, lambda *a, **k: (self.append(name), inner(*a, **k))[1])
+        inner = getattr(getattr(dspark, owner), name)
+        monkeypatch.setattr(getattr(dspark, owner), name, lambda *a, **k: (self.append(name), inner(*a, **k))[1])
 
 
 @pytest.mark.parametrize("rows", [1, 7, 9, 63, 65, 200])
