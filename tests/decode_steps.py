@@ -79,17 +79,18 @@ def _gap(gate, logits):
 class PagedCache:
     """Blocks of one layer for some requests, in the order of `permutation`; None is a padded request."""
 
-    def __init__(self, backbone, layer, requests, permutation, *, token_major=False):
+    def __init__(self, backbone, layer, requests, permutation, *, token_major=False, rank=0, tp=1):
         attention = backbone.attention
+        heads = attention.num_key_value_heads // tp
         self.window = 0 if layer in backbone.full_attention_layers else attention.sliding_window
         self.requests = requests
-        shape = (1 + MAX_BLOCKS * len(requests), BLOCK, attention.num_key_value_heads, 2 * attention.head_dim)
+        shape = (1 + MAX_BLOCKS * len(requests), BLOCK, heads, 2 * attention.head_dim)
         by_token = torch.full(shape, torch.nan, dtype=torch.bfloat16)
         self.tensor = by_token.transpose(1, 2) if token_major else by_token.transpose(1, 2).contiguous()
         self.blocks = (1 + permutation).view(len(requests), MAX_BLOCKS)
         for number, request in enumerate(requests):
             if request is not None and request.prior:
-                kept = request.history[layer]
+                kept = request.history[layer][:, rank * heads : (rank + 1) * heads]
                 slots = self.slots(number, torch.arange(request.prior - len(kept), request.prior))
                 self.tensor[slots // BLOCK, :, slots % BLOCK] = kept.bfloat16()
 

@@ -112,6 +112,32 @@ def _norms_and_gates(layer):
     return made
 
 
+def weights_of_rank(weights, rank, tp):
+    """A rank's share of what `contract_weights` made."""
+    shares = {
+        "qkv_gate": lambda t: torch.cat([part.chunk(tp)[rank] for part in _queries_keys_values_gate(t)]),
+        "o_proj": lambda t: t.chunk(tp, dim=1)[rank],
+        "pooler": lambda t: t.chunk(tp)[rank],
+        "unpooler": lambda t: t.chunk(tp)[rank],
+        "lm_head": lambda t: t.chunk(tp)[rank],
+        "experts.gate_up.weight": lambda t: torch.cat([half.chunk(tp, dim=1)[rank] for half in t.chunk(2, dim=1)], 1),
+        "experts.down.weight": lambda t: t.chunk(tp, dim=2)[rank],
+    }
+
+    def share(name, tensor):
+        own = shares.get(name.split(".", 2)[-1] if name.startswith("layers.") else name)
+        return tensor if own is None else own(tensor).contiguous()
+
+    return {name: share(name, tensor) for name, tensor in weights.items()}
+
+
+def _queries_keys_values_gate(rows):
+    """The four parts of a whole model's projection: its hidden size is its queries' width in the tiny geometries."""
+    queries = rows.shape[1]
+    keys = (len(rows) - 2 * queries) // 2
+    return rows.split((queries, keys, keys, queries))
+
+
 def interleaved(rows, head_dim):
     """Rows (or last-axis elements given as rows) of each head from half-split to interleaved order."""
     heads = rows.reshape(-1, 2, head_dim // 2, *rows.shape[1:])

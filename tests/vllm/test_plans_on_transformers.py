@@ -5,7 +5,10 @@ paged cache. What is compared is held to what BF16's roundings make of four laye
 test shows that a window one key off is noticed.
 """
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 import msgspec
 import pytest
@@ -14,10 +17,11 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers.models.muse_spark.modeling_muse_spark")
 
 from decode_steps import LENGTH, MAX_BLOCKS, PagedCache, Request, step_inputs  # noqa: E402
-from muse_spark_on_transformers import contract_weights, text_model  # noqa: E402
+from muse_spark_on_transformers import contract_weights, text_model, weights_of_rank  # noqa: E402
 
 from jitspark.backbone_plan import decode_plan, logits_plan  # noqa: E402
 from jitspark.geometry import deployment  # noqa: E402
+from jitspark.plan_binding import local_memory  # noqa: E402
 from jitspark.reference_executor import ReferenceExecutor  # noqa: E402
 
 STEPS = 2
@@ -48,27 +52,35 @@ class Decoding:
         for _ in range(STEPS):
             self.found.append([each and each.step() for each in self.requests])
 
-    def run(self, *, permutation=None, token_major=False, window=None):
+    def run(self, *, permutation=None, token_major=False, window=None, rank=0, tp=1, gather=None):
         """Every step's outputs, by the plan: hidden states, taps and logits. `window`: in place of the plan's own."""
         rows = LENGTH * len(self.requests)
-        decode, logits = decode_plan(self.served, rows, "sm_90a"), logits_plan(self.served, rows, "sm_90a")
+        served = msgspec.structs.replace(self.served, tp=tp)
+        decode, logits = decode_plan(served, rows, "sm_90a"), logits_plan(served, rows, "sm_90a")
         if window is not None:
             decode = with_window(decode, window)
         order = torch.arange(len(self.requests) * MAX_BLOCKS) if permutation is None else permutation
         caches = [
-            PagedCache(self.backbone, layer, self.requests, order, token_major=token_major)
+            PagedCache(self.backbone, layer, self.requests, order, token_major=token_major, rank=rank, tp=tp)
             for layer in range(self.backbone.num_hidden_layers)
         ]
-        needed = {each.name for plan in (decode, logits) for each in plan.buffers}
-        weights = {name: tensor for name, tensor in self.weights.items() if name in needed}
-        executor = ReferenceExecutor(decode, {k: v for k, v in weights.items() if k != "lm_head"}, max_context=256)
+        known = {each.name for each in decode.buffers}
+        weights = weights_of_rank(self.weights, rank, tp)
+        numbers = {"rank": rank, "timeout_us": 0}
+        executor = ReferenceExecutor(
+            decode, {name: tensor for name, tensor in weights.items() if name in known},
+            gather=gather, numbers=numbers, symmetric=local_memory(decode, "cpu"), max_context=256,
+        )  # fmt: skip
         executor.bind_kv_caches({f"layers.{layer}.kv_cache": cache.tensor for layer, cache in enumerate(caches)})
-        head = ReferenceExecutor(logits, {"lm_head": self.lm_head})
+        head = ReferenceExecutor(
+            logits, {"lm_head": weights["lm_head"]},
+            gather=gather, numbers=numbers, symmetric=local_memory(logits, "cpu"),
+        )  # fmt: skip
         return [self._step(number, executor, head, caches) for number in range(STEPS)]
 
     def _step(self, number, executor, head, caches):
         for request in filter(None, self.requests):
-            request.steps = number + 1
+            request.steps = number + 1  # equal on all ranks, which run in step
         executor.run(step_inputs(self.requests, self.found[number], caches))
         made = {name: tensor.clone() for name, tensor in executor.outputs.items()}
         head.run({"hidden": made["hidden"]})
@@ -84,6 +96,26 @@ class Decoding:
             return cap * torch.tanh(made / cap), rows
         kept = filter(None, found)
         return torch.cat([e.hidden if name == "hidden" else e.taps[int(name[5:])] for e in kept]), rows
+
+
+class Ranks:
+    """A group of ranks that are threads: each gets what all have brought."""
+
+    def __init__(self, count):
+        self._brought, self._barrier = [None] * count, threading.Barrier(count, timeout=120)
+
+    def gather(self, rank, tensor):
+        self._brought[rank] = tensor.clone()
+        self._barrier.wait()
+        made = torch.stack(self._brought)
+        self._barrier.wait()
+        return made
+
+    def run(self, work):
+        """What `work(rank, gather)` returns on each rank."""
+        with ThreadPoolExecutor(len(self._brought)) as pool:
+            jobs = [pool.submit(work, rank, partial(self.gather, rank)) for rank in range(len(self._brought))]
+            return [job.result() for job in jobs]
 
 
 def with_window(plan, window):
@@ -133,6 +165,16 @@ def test_any_order_of_blocks_gives_the_same_bits(decoding, made):
 
     for first, second in zip(made, again, strict=True):
         assert all(first[name].equal(second[name]) for name in first)
+
+
+def test_two_ranks_that_exchange_are_transformers_and_have_equal_bits(decoding):
+    first, second = Ranks(2).run(lambda rank, gather: decoding.run(rank=rank, tp=2, gather=gather))
+
+    for number, (one, other) in enumerate(zip(first, second, strict=True)):
+        want, rows = decoding.wanted(number, "hidden")
+        assert float(errors(one["hidden"][rows], want).max()) < HIDDEN
+        torch.testing.assert_close(one["logits"][rows], decoding.wanted(number, "logits")[0], rtol=0.0, atol=LOGIT)
+        assert all(one[name].equal(other[name]) for name in one)
 
 
 @pytest.mark.parametrize("window", [63, 65])  # 65 sees keys that are NaN
