@@ -102,9 +102,7 @@ def deliver_alone(arguments: Mapping[str, Any]) -> None:
     rows = present_rows(arguments["rows"], ids)
     parts = torch.stack([rows[(2 * rank - source) % world_size :: world_size] for source in range(world_size)])
     exchange.deliver(torch.stack([padded(each, places) for each in parts]), row_inbox, epochs, rank)
-    unsent = ids[mine] < 0
-    unsent[:, 0] = False
-    row_inbox[:, :, : len(unsent)].masked_fill_(unsent[None, None, :, :, None], 0.0)
+    row_inbox[:, :, parts.shape[1] :] = 0
     owned = results_of(parts, ids[mine], arguments["topk_weights"][mine], arguments["weight"], arguments["eps"])
     exchange.deliver(padded(owned, places).expand(world_size, -1, -1), sum_inbox, epochs, rank)
     sum_inbox[:, :, len(owned) :] = 0
