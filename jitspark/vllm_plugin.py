@@ -8,7 +8,7 @@ import logging
 from typing import Any
 
 from jitspark.notice import say_once
-from jitspark.vllm_release import KNOWN, unknown_release
+from jitspark.vllm_release import KNOWN, has_own_decode, require_known_release, unknown_release
 
 logger = logging.getLogger("jitspark")
 
@@ -33,8 +33,10 @@ def register() -> None:
     a deployment that asks for the specialized decode is refused there, and every other one gets vLLM's own class.
     """
     from vllm import ModelRegistry
+    from vllm.model_executor.models.config import MODELS_CONFIG_MAP
 
     _log_beside_vllm()
+    MODELS_CONFIG_MAP.setdefault(BACKBONE, ConfigCheck)
     unknown = unknown_release()
     if unknown is not None:
         say_once(f"jitspark leaves decoding to vLLM: {unknown}.")
@@ -46,6 +48,31 @@ def register() -> None:
             ModelRegistry.register_model(architecture, ":".join(ours))
         elif registered != ours and unknown is None:
             say_once(f"jitspark stays out of {architecture}: {_whose(registered)}, not vLLM {KNOWN[-1]}'s.")
+
+
+class ConfigCheck:
+    """What vLLM calls when it completes a config of the backbone, long before a worker starts: for readable errors.
+
+    Only what a config shows by then is looked at. Nothing is changed.
+    """
+
+    @staticmethod
+    def verify_and_update_config(vllm_config: Any) -> None:
+        """Raise ValueError for an unknown backend, UsageError for bad options and for a vLLM that is not known."""
+        from jitspark.runtime import AUTO, LATENCY_SPECIALIZED, decode_backend, options
+
+        backend = decode_backend(vllm_config)
+        if backend == AUTO:
+            return
+        if backend != LATENCY_SPECIALIZED:
+            raise ValueError("Supported decode_backend values are auto/latency_specialized")
+        chosen = options.from_vllm_config(vllm_config)
+        if chosen.implementation == options.JITSPARK or not has_own_decode():
+            require_known_release()
+
+    @staticmethod
+    def verify_and_update_model_config(_: Any) -> None:
+        """Nothing is asked of a model's config alone."""
 
 
 def _log_beside_vllm() -> None:

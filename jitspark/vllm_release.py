@@ -4,6 +4,8 @@ import importlib.metadata
 import importlib.util
 from pathlib import Path
 
+from jitspark.errors import UsageError
+
 KNOWN = ("0.33.0",)
 # below vLLM's package, should it come to have a specialized decode of Muse Spark itself
 _OWN_DECODE = Path("models", "muse_spark", "nvidia", "specialized_decode")
@@ -17,6 +19,18 @@ def unknown_release() -> str | None:
         return "no distribution of the name vllm is installed"
     known = found.partition("+")[0] in KNOWN
     return None if known else f"vLLM {found} is installed, and this jitspark knows {', '.join(KNOWN)}"
+
+
+def require_known_release() -> None:
+    """Raise UsageError, for a deployment that asks for the specialized decode in a vLLM that is not known."""
+    unknown = unknown_release()
+    if unknown is not None:
+        raise UsageError(
+            where='additional_config["decode_backend"]',
+            found=unknown,
+            needed="a vLLM whose hooks are known",
+            remedy="Install that vLLM, or another jitspark, or leave decode_backend out.",
+        )
 
 
 def has_own_decode() -> bool:

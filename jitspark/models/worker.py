@@ -7,7 +7,6 @@ from vllm.config import VllmConfig
 from vllm.distributed import get_tp_group
 from vllm.platforms import current_platform
 
-from jitspark.errors import UsageError
 from jitspark.notice import say_once
 from jitspark.runtime import AUTO, options, specialized_decode_config
 from jitspark.runtime.backbone import BackboneDecode
@@ -16,7 +15,7 @@ from jitspark.runtime.expert_tp import ExpertShares
 from jitspark.runtime.prepared import Prepared, device_target, on_all_ranks, prepare
 from jitspark.runtime.ranks import RankGroup
 from jitspark.runtime.symmetric_memory import exchange_memory
-from jitspark.vllm_release import has_own_decode, unknown_release
+from jitspark.vllm_release import has_own_decode, require_known_release
 
 BLACKWELL_TARGETS = ("sm_100a", "sm_103a")
 
@@ -31,7 +30,7 @@ def prepare_backbone(vllm_config: VllmConfig) -> Prepared | None:
 
     Raises what `specialized_decode_config` and `on_all_ranks` raise, UsageError in a vLLM that is not known.
     """
-    _refuse_unknown_release()
+    require_known_release()
     config = specialized_decode_config(vllm_config)
     if config is None:
         return None
@@ -83,15 +82,4 @@ def bind_backbone(model: Any, vllm_config: VllmConfig, device: torch.device) -> 
             max_model_len=vllm_config.model_config.max_model_len,
             exchanges=exchanges,
             rank=group.rank,
-        )
-
-
-def _refuse_unknown_release() -> None:
-    unknown = unknown_release()
-    if unknown is not None:
-        raise UsageError(
-            where='additional_config["decode_backend"]',
-            found=unknown,
-            needed="a vLLM whose hooks are known",
-            remedy="Install that vLLM, or another jitspark, or leave decode_backend out.",
         )

@@ -111,6 +111,37 @@ def test_a_local_build_of_a_known_vllm_is_known(monkeypatch):
     assert vllm_release.unknown_release() is None
 
 
+class TestTheConfig:
+    """Errors that are told where the config is made, before a worker starts."""
+
+    @pytest.fixture
+    def complete(self, tiny, monkeypatch):
+        """Have vLLM complete a config with this `additional_config`."""
+        vllm_plugin.register()
+
+        def run(additional):
+            changes = {"config.additional_config": additional, "config.model_config.config_updated": False}
+            put(monkeypatch, SimpleNamespace(config=tiny), changes)
+            tiny.try_verify_and_update_config()
+
+        return run
+
+    def test_good_ones_pass(self, complete):
+        complete({})
+        complete({"decode_backend": "auto", "jitspark": {"no": "matter"}})
+        complete(SPECIALIZED)
+
+    def test_bad_ones_are_told(self, complete, monkeypatch):
+        with pytest.raises(ValueError, match="Supported decode_backend values are auto/latency_specialized"):
+            complete({"decode_backend": "fast"})
+        with pytest.raises(UsageError, match="unknown option 'targetss'"):
+            complete({**SPECIALIZED, "jitspark": {"targetss": []}})
+        monkeypatch.setattr(vllm_release, "unknown_release", lambda: "vLLM 0.40 is installed")
+        with pytest.raises(UsageError, match=r"vLLM 0\.40 is installed"):
+            complete(SPECIALIZED)
+        complete({})
+
+
 class TestTheClass:
     """What is built for a deployment, and every way to be refused, before a weight is loaded."""
 
@@ -171,7 +202,7 @@ class TestTheClass:
         assert "running stock (on_error)" in caplog.text
 
     def test_another_vllm_is_refused(self, construct, monkeypatch):
-        monkeypatch.setattr("jitspark.models.worker.unknown_release", lambda: "vLLM 0.40 is installed")
+        monkeypatch.setattr(vllm_release, "unknown_release", lambda: "vLLM 0.40 is installed")
 
         with pytest.raises(UsageError, match=r"vLLM 0.40 is installed; needed a vLLM whose hooks are known"):
             construct(SPECIALIZED)
