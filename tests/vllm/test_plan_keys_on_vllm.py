@@ -26,6 +26,12 @@ ODD = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def second_runner(monkeypatch):
+    """Left to itself, vLLM takes its first runner where another test has put its CPU platform in place."""
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+
+
 def capture_sizes(config, patch, mode, max_num_seqs):
     """vLLM's own list when nothing is said about it."""
     compilation = config.compilation_config
