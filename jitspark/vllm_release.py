@@ -1,21 +1,21 @@
 """Which vLLM is installed, and whether it is one that the decode runtime knows. Imports nothing of it."""
 
-import importlib.metadata
-import importlib.util
-from pathlib import Path
+import os
 
 from jitspark.errors import UsageError
 
 KNOWN = ("0.33.0",)
 # below vLLM's package, should it come to have a specialized decode of Muse Spark itself
-_OWN_DECODE = Path("models", "muse_spark", "nvidia", "specialized_decode")
+_OWN_DECODE = ("models", "muse_spark", "nvidia", "specialized_decode")
 
 
 def unknown_release() -> str | None:
     """Why the specialized decode cannot run in this vLLM, or None. A known one may carry a build's local label."""
+    from importlib import metadata  # not at the top: it is most of what importing the plugin would cost
+
     try:
-        found = importlib.metadata.version("vllm")
-    except importlib.metadata.PackageNotFoundError:
+        found = metadata.version("vllm")
+    except metadata.PackageNotFoundError:
         return "no distribution of the name vllm is installed"
     known = found.partition("+")[0] in KNOWN
     return None if known else f"vLLM {found} is installed, and this jitspark knows {', '.join(KNOWN)}"
@@ -35,6 +35,8 @@ def require_known_release() -> None:
 
 def has_own_decode() -> bool:
     """Whether this vLLM brings a specialized decode of Muse Spark itself."""
-    package = importlib.util.find_spec("vllm")
+    from importlib.util import find_spec
+
+    package = find_spec("vllm")
     folders = (package.submodule_search_locations if package is not None else None) or ()
-    return any((Path(folder) / _OWN_DECODE).is_dir() for folder in folders)
+    return any(os.path.isdir(os.path.join(folder, *_OWN_DECODE)) for folder in folders)

@@ -1,6 +1,7 @@
 """`doctor --vllm` and `--selftest`: what they look at, and what they say of a machine without it."""
 
 import importlib.metadata
+import importlib.util
 from types import SimpleNamespace
 
 import pytest
@@ -90,7 +91,7 @@ def test_vllm_s_own_decode_is_told(settings, installed, monkeypatch):  # noqa: A
 
 def test_an_own_decode_is_known_by_its_folder(monkeypatch, tmp_path):
     package = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
-    monkeypatch.setattr(vllm_release.importlib.util, "find_spec", lambda _: package)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: package)
 
     assert not vllm_release.has_own_decode()
     (tmp_path / "models/muse_spark/nvidia/specialized_decode").mkdir(parents=True)

@@ -97,7 +97,7 @@ def test_another_model_of_the_name_is_left_alone(registry, caplog):
 
 
 def test_another_vllm_keeps_its_draft_and_is_told_once(registry, monkeypatch, caplog):
-    monkeypatch.setattr(vllm_release.importlib.metadata, "version", lambda _: "0.34.1")
+    monkeypatch.setattr(importlib.metadata, "version", lambda _: "0.34.1")
     vllm_plugin.register()
     vllm_plugin.register()
 
@@ -106,7 +106,7 @@ def test_another_vllm_keeps_its_draft_and_is_told_once(registry, monkeypatch, ca
 
 
 def test_a_local_build_of_a_known_vllm_is_known(monkeypatch):
-    monkeypatch.setattr(vllm_release.importlib.metadata, "version", lambda _: "0.33.0+cu130")
+    monkeypatch.setattr(importlib.metadata, "version", lambda _: "0.33.0+cu130")
 
     assert vllm_release.unknown_release() is None
 
