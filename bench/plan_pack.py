@@ -9,7 +9,7 @@ from bench.packed_cache import read_manifest
 from jitspark.checking.packed import Kernels, load_keys
 from jitspark.errors import PackError
 from jitspark.plan import Plan
-from jitspark.plan_format import PlanReader
+from jitspark.plan_reader import PlanReader
 from jitspark.store import PLANS
 
 

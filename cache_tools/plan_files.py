@@ -46,7 +46,7 @@ class PlanFiles:
     def read(self, path: str, content: bytes, where: str) -> PlanFile:
         """The plan in `content`, whose path below a root is `path`. Raises PlanError."""
         if self._reader is None:
-            from jitspark.plan_format import PlanReader
+            from jitspark.plan_reader import PlanReader
 
             self._reader = PlanReader()
         name = path.rpartition("/")[2].removesuffix(".json")

@@ -37,6 +37,7 @@ MAKERS = (
     "plan",
     "plan_builder",
     "plan_format",
+    "plan_reader",
     "spec",
 )
 

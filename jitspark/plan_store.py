@@ -11,7 +11,8 @@ from jitspark.errors import EntryError, PlanError
 from jitspark.folders import FILE_MODE, cannot_write, make_folder, place, read_below, sync
 from jitspark.plan import Plan
 from jitspark.plan_checks import PlanChecker
-from jitspark.plan_format import MAX_PLAN_BYTES, PlanReader, to_bytes
+from jitspark.plan_format import MAX_PLAN_BYTES, to_bytes
+from jitspark.plan_reader import PlanReader
 from jitspark.plan_request import PlanRequest
 from jitspark.staging import staging
 from jitspark.store import PLANS, Layer

@@ -16,7 +16,8 @@ from jitspark.geometry import deployment
 from jitspark.plan import VERSION
 from jitspark.plan_builder import Keys
 from jitspark.plan_checks import PlanChecker
-from jitspark.plan_format import PlanReader, digest_in, keys_in, to_bytes
+from jitspark.plan_format import digest_in, keys_in, to_bytes
+from jitspark.plan_reader import PlanReader
 
 TARGET = "sm_90a"
 KEYS = Keys(TARGET)
