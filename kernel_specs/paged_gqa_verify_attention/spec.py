@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # cases are checked where no geometry library is installed
 
 HEAD_DIM = 64
 BLOCK_SIZE = 16
-RING_BYTES = 96 * 1024  # two launches fit on a multiprocessor, so that the next one loads ahead
+RING_BYTES = 64 * 1024  # two launches fit on a multiprocessor; more would be prefetched than pays (NOTES.md)
 FULL_CTAS, WINDOW_CTAS = 128, 132  # in one launch; what measured best with 132 multiprocessors (NOTES.md)
 BLOCK_BYTES = BLOCK_SIZE * 2 * HEAD_DIM * 2  # keys and values of one KV head
 
