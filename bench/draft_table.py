@@ -1,0 +1,79 @@
+"""The draft's step as a Markdown table, from a result of bin/bench-draft.
+
+python -m bench.draft_table bench/results/draft_X.json [--into docs/benchmarks.md]
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+BEGIN, END = "<!-- draft: begin -->", "<!-- draft: end -->"
+PARTS = (
+    ("context", "context rows"),
+    ("forward", "forward"),
+    ("sampling", "logits and sampling"),
+    ("loop", "sampling loop alone"),
+    ("step", "whole step"),
+)
+
+
+def lines(result: Mapping[str, Any], name: str) -> Iterator[str]:
+    about, runs = result["about"], result["runs"]
+    context = runs[0]["context"]
+    machine = f"{about['gpu']}, driver {about['driver']}, torch {about['torch']}, {about['date']}"
+    yield f"{machine}; a pure read ran at {result['read_tb_per_s']:.3f} TB/s (`bench/results/{name}`)."
+    yield (
+        f"One rank of TP {result['tp']}, requests of {context} tokens; microseconds: ours (over its floor) / vLLM's kernels."
+    )
+    yield ""
+    yield "| R | " + " | ".join(title for _, title in PARTS) + " |"
+    yield "|---|" + "---|" * len(PARTS)
+    for run in runs:
+        yield f"| {run['requests']} | " + " | ".join(_cell(run, part) for part, _ in PARTS) + " |"
+    yield ""
+    floors = runs[0]["floor_bytes"]
+    shown = ", ".join(f"{title} {floors[part] / 1e6:.0f} MB" for part, title in PARTS if part in floors)
+    yield f"Floors at R = 1: {shown}; {floors['step_read_once'] / 1e6:.0f} MB if the loop's weight is read only once."
+    yield f"Launches: {_launches(runs[0])}."
+    if apart := [run["apart"] for run in runs if run.get("apart")]:
+        worst = {part: max(each[part] for each in apart) for part in apart[0]}
+        told = ", ".join(f"{size:.1e} ({part})" for part, size in worst.items())
+        yield ""
+        yield f"Keys and values that both wrote in this run are apart by at most {told} of their norm."
+
+
+def _cell(run: Mapping[str, Any], part: str) -> str:
+    timings = run["timings"]
+    mine, stock = timings.get(f"{part}_us"), timings.get(f"{part}_stock")
+    theirs = f"{stock['median_us']:.0f}" if stock else "-"
+    if mine is None:
+        return f"- / {theirs}"
+    ratio = mine["median_us"] / run["floor_us"][part]
+    return f"{mine['median_us']:.1f} ({ratio:.2f}) / {theirs}"
+
+
+def _launches(run: Mapping[str, Any]) -> str:
+    names = {"draft_context": "context rows", "draft": "forward", "markov": "logits and sampling"}
+    return ", ".join(f"{count} ({names[stage]})" for stage, count in run["launches"].items())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="bench.draft_table", description=__doc__)
+    parser.add_argument("result", type=Path)
+    parser.add_argument("--into", type=Path, metavar="FILE.md", help=f"write between {BEGIN} and {END}")
+    options = parser.parse_args(arguments)
+    text = "\n".join(lines(json.loads(options.result.read_text()), options.result.name))
+    if options.into is None:
+        print(text)
+        return 0
+    page = options.into.read_text()
+    before, rest = page.split(BEGIN)
+    options.into.write_text(f"{before}{BEGIN}\n{text}\n{END}{rest.split(END)[1]}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
