@@ -40,6 +40,7 @@ def engine_arguments(pair: Path, additional: Mapping[str, Any], extra: Mapping[s
         "seed": 0,
         "enable_prefix_caching": False,
         "enable_expert_parallel": True,
+        "tensor_parallel_size": extra.get("tp", 1),
         "disable_log_stats": False,
         "limit_mm_per_prompt": {"image": 0, "video": 0, "audio": 0},
         "compilation_config": {
@@ -142,21 +143,24 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     started = time.perf_counter()
     llm = LLM(**engine_arguments(options.pair, json.loads(options.additional), json.loads(options.extra)))
     found["start_s"] = time.perf_counter() - started
-    runner = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
-    found["classes"] = [type(runner.model).__module__, type(runner.speculator.model).__module__]
-    with LogitsRecorder(runner) as recorder:
-        kept = serve(llm, [RECORDED], [0], [96])["tokens"][0]
-    import numpy as np
-
-    logits = on_path(recorder.rows, [0, *RECORDED, *kept])
-    np.savez(
-        options.out.with_suffix(".npz"),
-        tokens=np.array([0, *RECORDED, *kept]),
-        **{str(p): row for p, row in logits.items()},
-    )
+    executor = llm.llm_engine.engine_core.engine_core.model_executor
+    if hasattr(executor, "driver_worker"):  # one rank, in this process
+        found["classes"] = _record(llm, executor.driver_worker.worker.model_runner, options.out)
     found["served"] = {name: serve(llm, *what) for name, *what in batches()}
     found["acceptance"] = acceptance(llm)
     return found
+
+
+def _record(llm: Any, runner: Any, out: Path) -> list[str]:
+    """Write the logits of one request's contexts, and return the modules of the backbone's and the draft's classes."""
+    import numpy as np
+
+    with LogitsRecorder(runner) as recorder:
+        kept = serve(llm, [RECORDED], [0], [96])["tokens"][0]
+    tokens = [0, *RECORDED, *kept]
+    logits = {str(position): row for position, row in on_path(recorder.rows, tokens).items()}
+    np.savez(out.with_suffix(".npz"), tokens=np.array(tokens), **logits)
+    return [type(runner.model).__module__, type(runner.speculator.model).__module__]
 
 
 def main() -> int:
