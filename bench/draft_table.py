@@ -25,9 +25,8 @@ def lines(result: Mapping[str, Any], name: str) -> Iterator[str]:
     context = runs[0]["context"]
     machine = f"{about['gpu']}, driver {about['driver']}, torch {about['torch']}, {about['date']}"
     yield f"{machine}; a pure read ran at {result['read_tb_per_s']:.3f} TB/s (`bench/results/{name}`)."
-    yield (
-        f"One rank of TP {result['tp']}, requests of {context} tokens; microseconds: ours (over its floor) / vLLM's kernels."
-    )
+    told = "microseconds: ours (over its floor) / vLLM's kernels"
+    yield f"One rank of TP {result['tp']}, requests of {context} tokens; {told}."
     yield ""
     yield "| R | " + " | ".join(title for _, title in PARTS) + " |"
     yield "|---|" + "---|" * len(PARTS)
