@@ -1,9 +1,9 @@
 """CuTe DSL kernel for `markov_gumbel_sampling`: all steps in one launch, the weight's shard in shared memory.
 
 A CTA owns some rows of the shard, a warp 16 of them or a few times 16: the MMA's row operand; the requests are its 8
-columns. A step ends with an exchange over all CTAs: each publishes its best candidate of each request, one CTA finds a
-request's winner, and all wait for its word. What does not depend on the previous token is done while words travel: the
-noise of the next step, its base logits, and the way of each CTA's candidate's embedding from memory to L2.
+columns. A step ends with an exchange over all CTAs: each publishes its best candidate of each request, and each finds
+the winner itself. What does not depend on the previous token is done while these words travel: the noise of the next
+step, its base logits, and the way of each CTA's candidate's embedding from memory to L2.
 """
 
 from collections.abc import Callable
@@ -50,7 +50,7 @@ def markov_gumbel_sampling(
     assert exchange_words == tile.exchange_words(num_steps)
     assert vocab_size <= 1 << TOKEN_BITS
     assert exchanged == (world_size > 1)
-    pieces, num_ctas, scope = tile.pieces, tile.num_ctas, "sys" if exchanged else "gpu"
+    pieces, num_ctas = tile.pieces, tile.num_ctas
     # sums of a row block in turn, so that products need not wait for each other; where they wait for L2, two will do
     chains = 4 if warp_blocks == 1 else 2
 
@@ -265,21 +265,10 @@ def markov_gumbel_sampling(
                 start = cutlass.Int64(candidates.token_of(found)) * markov_rank + lane * (LINE_BYTES // 2)
                 _prefetch(table.iterator + start)
 
-    def address_of_winner(
-        winners: cute.Tensor, peers: cute.Tensor | None, rank: cutlass.Int32, slot: cutlass.Int32, lane: cutlass.Int32
-    ) -> cute.Pointer:
-        """Where the lane sends a winner of this rank: to the rank `lane` places ahead, into that one's slot `lane`."""
-        if not exchanged:
-            return winners.iterator + slot
-        ahead = cutlass.min(lane, world_size - 1)
-        address = peers[(rank + ahead) % world_size] + cutlass.Int64(slot * world_size + ahead) * 8
-        return cute.make_ptr(cutlass.Int64, address, cute.AddressSpace.gmem, assumed_align=8)
-
     @cute.jit
-    def tell_winners(
+    def tell_ranks(
         slots: cute.Pointer,
-        winners: cute.Tensor,
-        peers: cute.Tensor | None,
+        peers: cute.Tensor,
         rank: cutlass.Int32,
         patience: cute.Tensor,
         epoch: cutlass.Uint32,
@@ -289,10 +278,12 @@ def markov_gumbel_sampling(
         warp: cutlass.Int32,
         lane: cutlass.Int32,
     ) -> None:
-        """Each request has a CTA, far from the others', that finds its best candidate and tells all CTAs and ranks.
+        """Send this rank's winners to all ranks, itself included: to slot `ahead` of the one so many places ahead.
 
-        If all CTAs looked through all candidates, their reading would hold up the writing.
+        Each request has a CTA of its own for that, as far as there are enough.
         """
+        ahead = cutlass.min(lane, world_size - 1)
+        peer = peers[(rank + ahead) % world_size]
         for request in cutlass.range(warp, MAX_REQUESTS, warps, unroll=1):
             if request * num_ctas // MAX_REQUESTS == cta:
                 row = step * MAX_REQUESTS + request
@@ -302,11 +293,14 @@ def markov_gumbel_sampling(
                     found = candidates.await_largest(slots + row * num_ctas, num_ctas, epoch, patience, lane, "gpu")
                     word[0] = cutlass.Int64(candidates.word_of(found, epoch))
                 if lane < world_size:
-                    candidates.publish(address_of_winner(winners, peers, rank, row, lane), word[0], scope)
+                    address = peer + cutlass.Int64(row * world_size + ahead) * 8
+                    there = cute.make_ptr(cutlass.Int64, address, cute.AddressSpace.gmem, assumed_align=8)
+                    candidates.publish(there, word[0], "sys")
 
     @cute.jit
     def find_winners(
-        winners: cute.Tensor,
+        slots: cute.Pointer,
+        winners: cute.Tensor | None,
         previous: cute.Tensor,
         draft_tokens: cute.Tensor,
         patience: cute.Tensor,
@@ -318,8 +312,13 @@ def markov_gumbel_sampling(
     ) -> None:
         """Each request's next token, for this CTA's next step and from the first CTA for the caller."""
         for request in cutlass.range(warp, draft_tokens.shape[0], warps, unroll=1):
-            words = winners.iterator + (step * MAX_REQUESTS + request) * world_size
-            token = candidates.token_of(candidates.await_largest(words, world_size, epoch, patience, lane, scope))
+            row = step * MAX_REQUESTS + request
+            if cutlass.const_expr(exchanged):
+                words = winners.iterator + row * world_size
+                found = candidates.await_largest(words, world_size, epoch, patience, lane, "sys")
+            else:
+                found = candidates.await_largest(slots + row * num_ctas, num_ctas, epoch, patience, lane, "gpu")
+            token = candidates.token_of(found)
             if lane == 0:
                 previous[request] = cutlass.min(token, vocab_size - 1)
                 if cta == 0:
@@ -378,12 +377,6 @@ def markov_gumbel_sampling(
         launches = exchange[LAUNCHES]
         epoch = cutlass.Uint32(launches + 1) & cutlass.Uint32(candidates.EPOCH_MASK)
         slots = exchange.iterator + HEADER
-        # what the winners' words are told through: memory that other ranks reach, or the end of this launch's own
-        told = winners
-        if cutlass.const_expr(not exchanged):
-            told = cute.make_tensor(
-                slots + num_steps * MAX_REQUESTS * num_ctas, cute.make_layout(num_steps * MAX_REQUESTS)
-            )
         if thread < num_requests:
             previous[thread] = cutlass.min(cutlass.max(input_ids[anchor_idx[thread]], 0), vocab_size - 1)
         prepare(sample_idx_mapping, sample_pos, seeds, temperature, states, temperatures, prefixes, thread)
@@ -421,12 +414,11 @@ def markov_gumbel_sampling(
             cute.arch.sync_threads()
             publish_best(board, slots, markov_w1, epoch, step, num_requests, cta, warp, lane)
             goes_on = step + 1 < num_steps
-            tell_winners(
-                slots, told, peers, rank, patience, epoch, step, num_requests, cta, warp, lane
-            )  # fmt: skip
+            if cutlass.const_expr(exchanged):
+                tell_ranks(slots, peers, rank, patience, epoch, step, num_requests, cta, warp, lane)
             if goes_on:
                 look_ahead(base_logits, prefixes, bases, negated_noise, step + 1, first_row, first_token, lane)
-            find_winners(told, previous, draft_tokens, patience, epoch, step, cta, warp, lane)
+            find_winners(slots, winners, previous, draft_tokens, patience, epoch, step, cta, warp, lane)
             cute.arch.sync_threads()
             if goes_on:
                 load_embeddings(embeddings, markov_w1, previous, num_requests, lane)

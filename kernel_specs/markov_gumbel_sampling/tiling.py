@@ -69,8 +69,8 @@ class Tiling:
         return self.warps * self.resident_blocks * ROWS * self.pitch
 
     def exchange_words(self, num_steps: int) -> int:
-        """64-bit words of the state: the header, for each step and request a slot per CTA, and one for the winner."""
-        return HEADER + num_steps * MAX_REQUESTS * (self.num_ctas + 1)
+        """64-bit words of the state: the header, then a slot per step, request and CTA."""
+        return HEADER + num_steps * MAX_REQUESTS * self.num_ctas
 
 
 def row_pitch(markov_rank: int) -> int:

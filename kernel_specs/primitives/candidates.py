@@ -17,7 +17,7 @@ from kernel_specs.primitives.warp_topk import ordered
 LANES = 32
 TOKEN_MASK = (1 << TOKEN_BITS) - 1
 EPOCH_MASK = (1 << EPOCH_BITS) - 1
-PATIENCE = 1 << 21  # rounds of polling, seconds of them: longer than any other launch of a step may hold a CTA up
+PATIENCE = 1 << 24  # rounds of polling, some ten seconds of them: longer than another launch or rank may hold it up
 NAN = 0x7FFFFFFF
 
 Candidate = tuple[cutlass.Uint32, cutlass.Uint32]
