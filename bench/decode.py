@@ -92,18 +92,27 @@ def _run(options: argparse.Namespace) -> int:
     )
     generator = torch.Generator(device="cuda").manual_seed(options.seed)
     rank = _rank(plans, kernels, generator, options)
-    points: list[dict[str, Any]] = []
+    head = {
+        "about": about,
+        "read_tb_per_s": rate / 1e6,
+        "seed": options.seed,
+        "tp": options.tp,
+        "layers": options.layers,
+    }
     path = options.out / f"{machine.file_stem('decode', about)}.json"
-    try:
-        for point in _points(options):
-            points.append(_measure(rank, point, rate, options))
-            print(_line(points[-1]), flush=True)
-    finally:  # what was measured before an interrupt or a fault is kept
-        path.parent.mkdir(parents=True, exist_ok=True)
-        head = {"about": about, "read_tb_per_s": rate / 1e6, "seed": options.seed, "tp": options.tp}
-        path.write_text(json.dumps({"format": 1, **head, "layers": options.layers, "points": points}, indent=1) + "\n")
-        print(path)
+    points: list[dict[str, Any]] = []
+    for point in _points(options):
+        started = time.perf_counter()
+        points.append(_measure(rank, point, rate, options))
+        print(f"{_line(points[-1])} [{time.perf_counter() - started:.1f} s]", flush=True)
+        write(path, head, points)  # what was measured before an interrupt or a fault is kept
+    print(path)
     return 1 if any(each["problems"] for each in points) else 0
+
+
+def write(path: Path, head: Mapping[str, Any], points: Sequence[Mapping[str, Any]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"format": 1, **head, "points": points}, indent=1) + "\n")
 
 
 def _rows(options: argparse.Namespace) -> list[int]:
@@ -116,8 +125,9 @@ def _points(options: argparse.Namespace) -> list[Point]:
     if not options.sweep:
         return asked
     first = asked[0]
-    more = [Point(first.rows, first.context, 30), *(Point(first.rows, ctx, first.distinct) for ctx in (2048, 131072))]
-    more += [Point(rows, first.context, distinct) for rows in (16, 32, 64) for distinct in (UNIFORM[rows], 30)]
+    more = [Point(first.rows, first.context, 30), *(Point(first.rows, ctx, first.distinct) for ctx in (131072, 2048))]
+    more += [Point(rows, first.context, UNIFORM[rows]) for rows in (16, 32, 64)]
+    more += [Point(rows, first.context, 30) for rows in (16, 32, 64)]
     return list(dict.fromkeys((*asked, *more)))
 
 

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from jitspark.runtime.stock_experts import Experts
+
 HEAD_DIM = 64
 BLOCK_SIZE = 16
 ROUTER_TOKENS = 32  # vLLM's FP32 router kernel has these shapes: up to so many tokens, 8192 columns, 256 experts
@@ -22,7 +24,7 @@ Operation = Callable[..., object]
 
 def stock_operations() -> dict[tuple[str, str], Operation]:
     """Operations for one executor: what its launches note for each other is theirs alone."""
-    attention, experts = _Attention(), _Experts()
+    attention, experts = _Attention(), Experts()
     named: dict[str, Operation] = {
         "rmsnorm": experts.norm,
         "gated_residual_rmsnorm": gated_residual_rmsnorm,
@@ -206,102 +208,3 @@ class _Attention:
         )
         gate = qkvg[:, -width:].view(rows, -1, HEAD_DIM)
         rms_norm_gated(heads, gate, None, None, "sigmoid", eps=eps)
-
-
-class _Experts:
-    """Routed experts where their rows would be combined: both products, then the norm, the weights and the sum."""
-
-    def __init__(self) -> None:
-        self._hidden: Tensor | None = None
-        self._gate_up: tuple[Tensor, ...] = ()
-        self._down: tuple[Tensor, ...] = ()
-
-    def norm(self, x: Tensor, *rest: Any, weighted: bool, gain_center: float, **statics: Any) -> None:
-        """The Triton norm; what it writes may be the experts' input."""
-        from vllm.models.muse_spark.common.ops.fused_rmsnorm import fused_rmsnorm_fwd
-
-        assert not statics["round_input"]
-        *weight, out, eps = rest
-        fused_rmsnorm_fwd(x, weight[0] if weighted else None, eps, gain_center=gain_center, out=out)
-
-    def norm_for_nvfp4(self, x: Tensor, weight: Tensor, *rest: Any, **_: Any) -> None:
-        """The norm alone: Marlin takes activations in BF16."""
-        from vllm.models.muse_spark.common.ops.fused_rmsnorm import fused_rmsnorm_fwd
-
-        self._hidden = fused_rmsnorm_fwd(x, weight, rest[-1], gain_center=1.0)
-
-    def note_nvfp4_gate_up(self, *arguments: Tensor, **_: Any) -> None:
-        self._gate_up = arguments[2:5]
-
-    def note_nvfp4_down(self, *arguments: Tensor, **_: Any) -> None:
-        self._down = arguments[2:5]
-
-    def note_bf16_gate_up(self, activation: Tensor, weight: Tensor, *_: Any, **__: Any) -> None:
-        self._hidden, self._gate_up = activation, (weight,)
-
-    def note_bf16_down(self, _: Tensor, weight: Tensor, *__: Any, **___: Any) -> None:
-        self._down = (weight,)
-
-    def run_and_exchange(self, *arguments: Any, **_: Any) -> None:
-        """Whole tokens are then added up over the ranks: a copy stands in the place of that."""
-        rows, topk_ids, topk_weights, weight, *_exchange, out, _rank, _timeout, eps = arguments
-        combined = torch.empty_like(out)
-        self.run(rows, topk_ids, topk_weights, weight, combined, eps)
-        out.copy_(combined)
-
-    def run(self, _: Tensor, *rest: Any, **__: Any) -> None:
-        from vllm.models.muse_spark.common.ops.fused_finalize import fused_post_expert_finalize
-
-        topk_ids, topk_weights, weight, out, eps = rest
-        assert self._hidden is not None
-        multiply = _triton_rows if len(self._gate_up) == 1 else _marlin_rows
-        rows = multiply(self._hidden, self._gate_up, self._down, topk_ids, topk_weights)
-        fused_post_expert_finalize(rows, weight, topk_weights, eps, gain_center=1.0, weight_first=True, out=out)
-
-
-def _marlin_rows(
-    hidden: Tensor, gate_up: tuple[Tensor, ...], down: tuple[Tensor, ...], topk_ids: Tensor, topk_weights: Tensor
-) -> Tensor:
-    """A BF16 row per route. Codes and scales are taken for Marlin's own, which have as many bytes."""
-    from vllm.model_executor.layers.fused_moe.experts.marlin_moe import fused_marlin_moe
-    from vllm.scalar_type import scalar_types
-
-    experts, width = len(gate_up[0]), hidden.shape[1]
-    inner = down[0].shape[1] * 2 // width
-    sixteenth = {"w1": (width // 16, inner * 4), "w2": (inner // 16, width * 2)}
-    e4m3 = torch.float8_e4m3fn
-    made: Tensor = fused_marlin_moe(
-        hidden,
-        gate_up[0].view(torch.int32).view(experts, *sixteenth["w1"]),
-        down[0].view(torch.int32).view(experts, *sixteenth["w2"]),
-        None,
-        None,
-        gate_up[1].view(e4m3).view(experts, width // 16, 2 * inner),
-        down[1].view(e4m3).view(experts, inner // 16, width),
-        topk_weights,
-        topk_ids,
-        scalar_types.float4_e2m1f.id,
-        global_num_experts=experts,
-        global_scale1=gate_up[2].flatten()[:experts],
-        global_scale2=down[2],
-        moe_sum=_unsummed,
-        mul_topk_weights_in_gemm2=False,
-    )
-    return made
-
-
-def _unsummed(rows: Tensor, *_: Any) -> Tensor:
-    return rows
-
-
-def _triton_rows(
-    hidden: Tensor, gate_up: tuple[Tensor, ...], down: tuple[Tensor, ...], topk_ids: Tensor, topk_weights: Tensor
-) -> Tensor:
-    """A BF16 row per route: each route as a token of one expert, with weight 1."""
-    from vllm.model_executor.layers.fused_moe.fused_moe import fused_experts
-
-    tokens, slots = topk_ids.shape
-    routes = hidden.repeat_interleave(slots, dim=0)
-    ones = torch.ones_like(topk_weights).view(-1, 1)
-    made: Tensor = fused_experts(routes, gate_up[0], down[0], ones, topk_ids.view(-1, 1))
-    return made.view(tokens, slots, -1)
