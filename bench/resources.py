@@ -7,6 +7,7 @@ from jitspark.machine_code import disassemble, disassembler
 from jitspark.spec import Specialization
 from jitspark.store import Entry
 from kernel_specs.primitives.grouped_tiling import GroupedTiling
+from kernel_specs.primitives.nvfp4_tiling import TILE_ROWS, TOKENS, StreamShape
 from kernel_specs.skinny_gemm_bf16.tiling import Tiling
 
 KV_BLOCK_BYTES = 4096  # of the paged attention's ring: 16 keys and values of one head
@@ -43,10 +44,22 @@ def dynamic_shared_bytes(specialization: Specialization) -> int:
             return _grouped(sizes, sizes["moe_hidden_size"], sizes["intermediate_width"], 2)
         case "bf16_grouped_gemm_partial":
             return _grouped(sizes, sizes["intermediate_width"], sizes["moe_hidden_size"], 1)
+        case "nvfp4_grouped_gemm_swiglu":
+            return _streams(sizes, parts=2)
+        case "nvfp4_grouped_gemm_partial":
+            return _streams(sizes, parts=1)
         case "paged_gqa_verify_attention":
             return int(sizes["stages"] * sizes["tile_blocks"] * KV_BLOCK_BYTES)
         case _:
             return 0
+
+
+def _streams(sizes: Mapping[str, Any], parts: int) -> int:
+    """Every warp's ring, and twice the sums of all warps where ranges of K meet."""
+    names = ("groups", "ranges", "row_warps", "stages", "ctas")
+    shape = StreamShape(parts=parts, tiles=1, **{name: sizes[name] for name in names})
+    meet = parts == 2 or shape.ranges > 1
+    return shape.warps * (shape.ring_bytes + (2 * parts * TILE_ROWS * TOKENS * 4 if meet else 0))
 
 
 def _grouped(sizes: Mapping[str, Any], in_features: int, out_features: int, parts: int) -> int:

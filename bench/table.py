@@ -1,6 +1,6 @@
 """Results as Markdown: `python -m bench.table RESULT.json... [--into docs/benchmarks.md]`, every figure from the files.
 
-Of several results the first one counts: a later one adds the sizes (TP and M) that are not in an earlier one.
+Of several results the first one counts: a later one adds what an earlier one has not at the same TP and M.
 """
 
 import argparse
@@ -160,19 +160,19 @@ def _place(each: Mapping[str, Any]) -> str:
 
 
 def without(result: Mapping[str, Any], earlier: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What `result` adds to `earlier` ones: launches, parts and layers of other sizes."""
+    """What `result` adds to `earlier` ones: launches, parts and layers that they have not at the same TP and M."""
     left = dict(result)
     for kind in ("launches", "parts", "layers"):
-        seen = {_size(each) for other in earlier for each in other.get(kind, [])}
-        left[kind] = [each for each in result.get(kind, []) if _size(each) not in seen]
+        seen = {_identity(each) for other in earlier for each in other.get(kind, [])}
+        left[kind] = [each for each in result.get(kind, []) if _identity(each) not in seen]
     return left
 
 
-def _size(each: Mapping[str, Any]) -> tuple[int, int]:
+def _identity(each: Mapping[str, Any]) -> tuple[str, int, int]:
     if "launch" in each:
-        return each["launch"]["tp"], each["launch"]["axes"]["num_tokens"]
+        return each["launch"]["part"], each["launch"]["tp"], each["launch"]["axes"]["num_tokens"]
     place = each.get("part", each)
-    return place["tp"], place["num_tokens"]
+    return place.get("part", ""), place["tp"], place["num_tokens"]
 
 
 def replace_section(text: str, section: str) -> str:
