@@ -6,6 +6,7 @@ those of a checkpoint without them as uninitialised memory: `forget_scales` make
 Reads vLLM's layer by its attributes and imports nothing of it.
 """
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,8 @@ METHODS: Mapping[str, str] = {
     "MuseSparkModelOptNvFp4FusedMoE": NVFP4,
     "MuseSparkUnquantizedFusedMoE": BFLOAT16,
 }
+# what vLLM asks whether weights come post-processed: a module and its function
+PROCESSED_FLAG = ("vllm.model_executor.utils", "is_weights_pre_processed")
 WEIGHT_SCALES = ("w13_weight_scale_2", "w2_weight_scale_2")
 INPUT_SCALES = ("w13_input_scale", "w2_input_scale")
 E4M3_NAN = 0x7F  # and 0xFF
@@ -55,6 +58,7 @@ def forget_scales(layer: Any) -> None:
 def read(where: str, layer: Any, weight_dtype: str, form: Form, rank: int, tp: int) -> Source:
     """The layer's experts as they were loaded. Raises WeightsError for what is not known to be what `form` says."""
     _check_method(where, layer, weight_dtype)
+    _check_not_processed(where)
     whole = _check_placement(where, layer, rank, tp)
     experts = form.held["down.weight"].shape[0] // (tp if whole else 1)
     parts = {}
@@ -77,6 +81,13 @@ def _check_method(where: str, layer: Any, weight_dtype: str) -> None:
     if known != [weight_dtype]:
         needed = next(name for name, dtype in METHODS.items() if dtype == weight_dtype)
         raise _unknown(where, f"the method {type(method).__name__}", f"{needed}, as the geometry says {weight_dtype}")
+
+
+def _check_not_processed(where: str) -> None:
+    """VLLM may load what was post-processed before (its weight cache), and then only builds kernels on it."""
+    utils = sys.modules.get(PROCESSED_FLAG[0])  # imported wherever vLLM loads weights
+    if utils is not None and getattr(utils, PROCESSED_FLAG[1])():
+        raise _unknown(where, "weights that were post-processed before they were loaded", "the checkpoint's order")
 
 
 def _check_placement(where: str, layer: Any, rank: int, tp: int) -> bool:

@@ -1,5 +1,6 @@
 """Shares of routed experts: what a plan reads is what is held, and a layout that is not known is refused by name."""
 
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +15,7 @@ from jitspark.errors import DeviceMemoryError, WeightsError  # noqa: E402
 from jitspark.geometry import deployment  # noqa: E402
 from jitspark.plan import Kind  # noqa: E402
 from jitspark.runtime.expert_forms import ExpertSizes, form_of  # noqa: E402
+from jitspark.runtime.expert_sources import PROCESSED_FLAG  # noqa: E402
 from jitspark.runtime.expert_tp import ExpertShares  # noqa: E402
 from jitspark.runtime.ranks import RankGroup  # noqa: E402
 
@@ -110,6 +112,13 @@ class TestRefused:
 
         with pytest.raises(WeightsError, match=r"MuseSparkUnquantizedFusedMoE; needed MuseSparkModelOptNvFp4FusedMoE"):
             shares.take(1, loaded(checkpoint, 0))
+
+    def test_weights_that_come_post_processed(self, checkpoint, monkeypatch):
+        module, function = PROCESSED_FLAG
+        monkeypatch.setitem(sys.modules, module, SimpleNamespace(**{function: lambda: True}))
+
+        with pytest.raises(WeightsError, match="post-processed before they were loaded"):
+            ExpertShares(EXPERTS, LAYERS, ALONE).take(1, loaded(checkpoint, 1))
 
     @pytest.mark.parametrize(
         ("sizes", "found"),

@@ -1,11 +1,15 @@
 """vLLM 0.33.0's own routed experts are taken as they were loaded, by its classes, loaders, methods and TP group."""
 
+import importlib
+
 import pytest
 
 pytest.importorskip("torch")
 
 from expert_checkpoint import Experts, write
 from expert_ranks import run_ranks
+
+from jitspark.runtime.expert_sources import PROCESSED_FLAG
 
 EXPERTS = {
     "num_local_experts": 8,
@@ -36,3 +40,9 @@ def test_scales_that_the_checkpoint_lacks_are_refused(tmp_path, task, name):
     said = run_ranks(tmp_path, {**task, "ranks": 2, "lacks": name})
 
     assert [f"no {name} from the checkpoint" in rank["found"] for rank in said] == [True, True]
+
+
+def test_vllm_is_asked_whether_weights_come_post_processed():
+    module, function = PROCESSED_FLAG
+
+    assert getattr(importlib.import_module(module), function)() is False
