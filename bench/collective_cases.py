@@ -46,7 +46,9 @@ def unfused(specialization: Specialization) -> Specialization | None:
     if specialization.name == "expert_reduce_rmsnorm_combine":
         spec = load_spec("expert_combine_rmsnorm")
         axes = {name: size for name, size in specialization.axes.items() if name in spec.axes}
-        case = next(each for each in spec.cases if {**each.axes, **axes, "num_partials": 1} == dict(each.axes))
+        sizes, dtypes = {**axes, "num_partials": 1}.items(), specialization.dtypes
+        alike = (each for each in spec.cases if sizes <= each.axes.items() and each.dtypes == dtypes)
+        case = next(each for each in alike if each.axes["num_tokens"] > 1)
         return spec.specialize_case(case)
     if specialization.name == "allgather_columns":
         return None

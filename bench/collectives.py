@@ -1,9 +1,9 @@
 """`bin/bench-collectives`: the exchanges between ranks, on as many GPUs of this machine, beside NCCL and torch's own.
 
 First each is checked: against its reference, the ranks' bits against each other, and thousands of graph replays against
-the first. Then it is timed in CUDA graphs of 100 launches, M rows each: the fused kernel, NCCL or torch's one-shot
-all-reduce alone, the norm alone, and both one after the other. Prints a table and writes
-bench/results/collectives_<gpu>_<commit or date>.json. Exit status 0 when all was right.
+the first. Then it is timed in CUDA graphs of 200 launches, M rows each: the fused kernel, NCCL or torch's one-shot
+all-reduce alone, the norm alone, and both one after the other; median (10th to 90th percentile) in us. Prints a table
+and writes bench/results/collectives_<gpu>_<commit or date>.json. Exit status 0 when all was right.
 """
 
 import argparse
@@ -54,7 +54,7 @@ def line(found: dict[str, Any]) -> str:
     name = f"{found['kernel']:<34} M={found['num_tokens']:<3}"
     if found["problems"]:
         return "\n      ".join([f"WRONG {name}", *found["problems"]])
-    times = "  ".join(f"{who} {us:.2f}" for who, us in found.get("us", {}).items())
+    times = "  ".join(f"{who} {us[0]:.2f} ({us[1]:.2f}-{us[2]:.2f})" for who, us in found.get("us", {}).items())
     return f"right {name} margin {found['margin']:.3f}, {found['exchanges']} exchanges  {times}"
 
 

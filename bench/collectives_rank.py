@@ -12,7 +12,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ from jitspark.target import target_of_capability
 
 RESULTS = Path(__file__).resolve().parent / "results"
 ROUNDS = 4
-LAUNCHES = 100  # of a timed graph
+LAUNCHES = 200  # of a timed graph: ranks begin it some 10 us apart
 TIMEOUT_US = 5_000_000
 ALIGN = 4096
 
@@ -144,8 +144,8 @@ class RankOfWorld:
         count = int(differing)
         return [f"{count} elements changed in {self.place.replays} replays"] if count else []
 
-    def time(self, contenders: Mapping[str, Callable[[], None]], repeats: int = 20) -> dict[str, float]:
-        """Median microseconds per launch, over the slowest rank of each replay of a graph of LAUNCHES launches."""
+    def time(self, contenders: Mapping[str, Callable[[], None]], repeats: int = 20) -> dict[str, tuple[float, ...]]:
+        """Microseconds per launch on the slower rank, in graphs of LAUNCHES: median, 10th and 90th percentile."""
         replays = {}
         for name, call in {"fused": self.launch, **contenders}.items():
             self.place.barrier()
@@ -164,7 +164,7 @@ class RankOfWorld:
                 spans[name].append(self._span(replay))
         own = torch.tensor([spans[name] for name in replays], dtype=torch.float64, device=self.place.device)
         slowest = self.place.group.gather(own).amax(dim=0).tolist()
-        return {name: statistics.median(values) / LAUNCHES for name, values in zip(replays, slowest, strict=True)}
+        return {name: _spread(values) for name, values in zip(replays, slowest, strict=True)}
 
     @staticmethod
     def _span(replay: Callable[[], None]) -> float:
@@ -176,12 +176,19 @@ class RankOfWorld:
         return 1e3 * float(start.elapsed_time(end))
 
 
+def _spread(spans: Sequence[float]) -> tuple[float, ...]:
+    tenths = statistics.quantiles(spans, n=10)
+    return tuple(value / LAUNCHES for value in (statistics.median(spans), tenths[0], tenths[-1]))
+
+
 def run(options: argparse.Namespace, place: Place) -> Iterator[dict[str, Any]]:
     work = list(cases(place.group.size, options.m, hidden_only=not options.small))
     kernels = _kernels([each for each, _ in work], options, place)
     for specialization, case in work:
         world = draw_world(specialization, case.axes, options.seed, ROUNDS, place.device)
-        rank = RankOfWorld(world, case, kernels[specialization.title()], place)
+        fewer = 1 if case.axes["num_tokens"] == options.m[0] else 10
+        here = replace(place, replays=max(1, place.replays // fewer))
+        rank = RankOfWorld(world, case, kernels[specialization.title()], here)
         found = {"case": f"{specialization.title()} num_tokens={case.axes['num_tokens']}", **rank.check()}
         found |= {"kernel": specialization.name, "num_tokens": case.axes["num_tokens"]}
         if place.timed and not found["problems"]:
@@ -245,7 +252,12 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     made.add_argument("--same-gpu", action="store_true", help="all ranks on one GPU: checked, not timed")
     made.add_argument("--small", action="store_true", help="small sizes too")
-    made.add_argument("--replays", type=int, default=2500, help="replays of graphs of four exchanges (default: 2500)")
+    made.add_argument(
+        "--replays",
+        type=int,
+        default=2500,
+        help="of graphs of four exchanges with the first number of rows; a tenth with others (default: 2500)",
+    )
     made.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help="where the result goes")
     made.add_argument("--commit", default="", help="what the result says it was measured at")
     made.add_argument("--patience", type=float, default=60.0, help="seconds to wait for another rank (default: 60)")

@@ -80,9 +80,9 @@ def _run(options: argparse.Namespace) -> int:
         made = step_plans(served, rows, options.target, keys)
         found += [("check", served, provider, plan) for provider, plan in made if provider == CUTE or alike]
     settings = replace(from_environment(), **({"cache_dir": options.cache_dir} if options.cache_dir else {}))
-    entries = _build(found, options.target, settings)
+    entries = build_entries(found, options.target, settings)
     files = {f"{PLANS}/{digest_in(content)}.json": content for content in (to_bytes(plan) for *_, plan in found)}
-    manifest = {"format": 1, "target": options.target, "plans": [_listed(*each) for each in found]}
+    manifest = {"format": 1, "target": options.target, "plans": [listed(*each) for each in found]}
     for entry in entries:
         assert entry.directory is not None and entry.layer is not None
         files |= {str(file.relative_to(entry.layer.root)): file.read_bytes() for file in entry.directory.iterdir()}
@@ -91,7 +91,7 @@ def _run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _build(found: Sequence[tuple[str, Deployment, str, Plan]], target: str, settings: Settings) -> list[Entry]:
+def build_entries(found: Sequence[tuple[str, Deployment, str, Plan]], target: str, settings: Settings) -> list[Entry]:
     """The entries of all plans, compiled where they are missing. Raises the first kernel's error."""
     needed: set[Key] = set().union(*(plan.keys() for *_, plan in found))
     asked = [each for served in _deployments(found) for each in specializations(served)]
@@ -118,7 +118,7 @@ def _deployments(found: Sequence[tuple[str, Deployment, str, Plan]]) -> list[Dep
     )
 
 
-def _listed(purpose: str, served: Deployment, provider: str, plan: Plan) -> dict[str, object]:
+def listed(purpose: str, served: Deployment, provider: str, plan: Plan) -> dict[str, object]:
     return {
         "purpose": purpose,
         "geometry": served.backbone.name,

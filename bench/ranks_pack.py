@@ -1,0 +1,67 @@
+"""`python -m bench.ranks_pack`: plans and kernels of decode steps of a TP group, for `python -m bench.check_ranks`.
+
+The tiny geometry, and the first layers of the real one at the TP size asked for, whether or not the whole model is
+served at it. In the environment of bin/make-decode-pack.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from bench import decode_pack
+from bench.packed_cache import MANIFEST
+from jitspark.backbone_plan import decode_plan
+from jitspark.errors import JitsparkError
+from jitspark.geometry import DEFAULT_GEOMETRY, deployment
+from jitspark.plan import CUTE
+from jitspark.plan_builder import Keys
+from jitspark.plan_format import digest_in, to_bytes
+from jitspark.settings import from_environment
+from jitspark.store import PLANS
+from jitspark.target import TARGETS
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    try:
+        return _run(options)
+    except JitsparkError as error:
+        print(f"ranks-pack: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+def _run(options: argparse.Namespace) -> int:
+    real = deployment(DEFAULT_GEOMETRY, 8)
+    whole = msgspec.structs.replace(real, tp=options.tp)
+    asked = [(deployment("tiny_swa", options.tp), 8), (decode_pack.slice_of(whole, decode_pack.SLICE), 8)]
+    keys = Keys(options.target)
+    found = [("ranks", served, CUTE, decode_plan(served, rows, options.target, keys=keys)) for served, rows in asked]
+    settings = replace(from_environment(), **({"cache_dir": options.cache_dir} if options.cache_dir else {}))
+    entries = decode_pack.build_entries(found, options.target, settings)
+    files = {f"{PLANS}/{digest_in(content)}.json": content for content in (to_bytes(plan) for *_, plan in found)}
+    listed = [decode_pack.listed(*each) for each in found]
+    for entry in entries:
+        assert entry.directory is not None and entry.layer is not None
+        files |= {str(file.relative_to(entry.layer.root)): file.read_bytes() for file in entry.directory.iterdir()}
+    manifest = {"format": 1, "target": options.target, "plans": listed}
+    decode_pack.write(options.out, {**files, MANIFEST: json.dumps(manifest, indent=1).encode()})
+    print(f"{options.out}: {len(found)} plans, {len(entries)} entries, {options.out.stat().st_size / 1e6:.1f} MB")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="ranks-pack", description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE.tar")
+    parser.add_argument("--tp", type=int, default=2, help="ranks (default: 2)")
+    parser.add_argument("--target", choices=TARGETS, default="sm_90a")
+    parser.add_argument("--cache-dir", type=Path, help="where to compile into (default: the usual cache)")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
