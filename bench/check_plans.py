@@ -66,7 +66,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> int:
     target = machine.own_target()
     with packed_cache.cache_root(options) as root:
-        every = read_plans(root, "check", target)
+        every = [
+            each for each in read_plans(root, "check", target) if options.geometry in (None, each.about["geometry"])
+        ]
         plans = [each for each in every if each.about["provider"] == CUTE]
         kernels = load_plan_kernels(root, plans)
     stock = [each for each in every if each not in plans] if options.stock else []
@@ -95,6 +97,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="bin/check-plans", description=__doc__)
     packed_cache.add_arguments(parser)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**31), help="default: a new one")
+    parser.add_argument("--geometry", metavar="NAME", help="only plans of this one")
     parser.add_argument("--stock", action="store_true", help="also the same steps of vLLM's kernels; needs vLLM")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there")
     parser.add_argument("--commit", default="", help="what the result says it was measured at")
