@@ -55,6 +55,7 @@ class BackboneDecode:
         self._served: frozenset[int] = frozenset()  # rows whose graphs run plans
         self._counter = StepCounter()
         self._watch = None if exchanges is None else SilentRankWatch(prepared.plans, exchanges)
+        freed = backbone_tensors.share_rope_tables(model)
         weights = backbone_tensors.weights(prepared.plans, model, shares, rank)
         binder = _Binder(prepared, weights, device, exchanges, self._copy_embeddings)
         outputs = _Outputs(prepared.decode, device)
@@ -64,6 +65,7 @@ class BackboneDecode:
             max(self._executors), prepared.deployment.backbone.hidden_size, dtype=torch.bfloat16, device=device
         )
         self._logits = Logits(prepared.logits, binder.bind, device) if prepared.logits else None
+        logger.debug("decode: one RoPE table instead of one a layer frees %.1f GB", freed / 1e9)
 
     def bind_kv_caches(self) -> None:
         """Bind what vLLM's attention layers hold now."""

@@ -26,6 +26,37 @@ def kv_caches(model: Any) -> "dict[str, torch.Tensor]":
     return {f"layers.{index}.kv_cache": attention(layer).kv_cache for index, layer in enumerate(model.model.layers)}
 
 
+def share_rope_tables(model: Any) -> int:
+    """Let all layers read one RoPE table, and return the bytes that this frees.
+
+    vLLM makes one for each layer, 268 MB for 1,048,576 positions. They are compared first: raises WeightsError for one
+    that is not equal to the first, which is what plans read for all layers.
+    """
+    import torch
+
+    owners = {
+        index: layer.self_attn.rotary_emb
+        for index, layer in enumerate(model.model.layers)
+        if getattr(layer.self_attn, "rotary_emb", None) is not None
+    }
+    freed = 0
+    first: Any = next(iter(owners.values()), None)
+    for index, owner in owners.items():
+        table = owner.cos_sin_cache
+        if table.data_ptr() == first.cos_sin_cache.data_ptr():
+            continue
+        if not torch.equal(table, first.cos_sin_cache):
+            raise WeightsError(
+                where=f"layers.{index}.self_attn.rotary_emb",
+                found="another table than the first layer's",
+                needed="one RoPE table for all layers",
+                remedy="Run this deployment with stock vLLM (decode_backend auto), and report its configuration.",
+            )
+        freed += table.numel() * table.element_size()
+        owner.cos_sin_cache = first.cos_sin_cache
+    return freed
+
+
 def attention(layer: Any) -> Any:
     """The attention of one of vLLM's decoder layers."""
     return layer.self_attn.attn

@@ -61,6 +61,49 @@ def test_dense_weights_are_vllm_s_own_memory(built):
     assert found["layers.2.ffn_beta"].data_ptr() == layer.add_ffn.beta.data_ptr()
 
 
+def test_the_layers_share_one_rope_table_and_none_is_taken_for_another(built, decode):  # noqa: ARG001 - it shares them
+    from jitspark.errors import WeightsError
+    from jitspark.runtime import backbone_tensors
+
+    owners = [layer.self_attn.rotary_emb for layer in built.model.model.layers]
+    shared = owners[0].cos_sin_cache
+    assert {owner.cos_sin_cache.data_ptr() for owner in owners} == {shared.data_ptr()}
+
+    owners[2].cos_sin_cache = shared.clone()
+    assert backbone_tensors.share_rope_tables(built.model) == shared.numel() * 4
+    assert owners[2].cos_sin_cache.data_ptr() == shared.data_ptr()
+
+    owners[2].cos_sin_cache = shared * 1.5
+    with pytest.raises(WeightsError, match=r"layers\.2\.self_attn\.rotary_emb"):
+        backbone_tensors.share_rope_tables(built.model)
+    owners[2].cos_sin_cache = shared
+
+
+def test_the_fields_that_are_read_are_vllm_s_own():
+    """The classes of metadata that steps are recognised by: FlashInfer's cannot be imported without it."""
+    import ast
+    import inspect
+    from dataclasses import fields
+    from pathlib import Path
+
+    from vllm.v1.attention.backends import flash_attn
+    from vllm.v1.attention.backends.flash_attn import FlashAttentionMetadata
+
+    read = {"max_query_len", "num_actual_tokens", "causal", "block_table", "seq_lens", "slot_mapping"}
+    assert read <= {field.name for field in fields(FlashAttentionMetadata)}
+
+    source = Path(inspect.getfile(flash_attn)).with_name("flashinfer.py").read_text(encoding="utf-8")
+    classes = {node.name: node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef)}
+    declared = {
+        name: {item.target.id for item in classes[name].body if isinstance(item, ast.AnnAssign)}
+        for name in ("FlashInferMetadata", "FlashInferTrtllmAPIDecode", "FIDecode")
+    }
+    counts = {"num_decodes", "num_decode_tokens", "num_prefills", "num_actual_tokens"}
+    assert counts | {"causal", "slot_mapping", "decode"} <= declared["FlashInferMetadata"]
+    assert {"block_tables", "seq_lens", "q_len_per_req"} <= declared["FlashInferTrtllmAPIDecode"]
+    assert "block_tables" not in declared["FIDecode"]
+
+
 class Step:
     """A step of some requests as vLLM's forward sees it: attention metadata by layer, and a forward context."""
 
