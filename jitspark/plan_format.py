@@ -137,6 +137,7 @@ def lines_of(content: bytes, where: str) -> tuple[bytes, bytes, bytes]:
 
 
 def parsed(text: bytes, where: str) -> Any:
+    """The values of a part. Raises PlanError for no JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -144,6 +145,7 @@ def parsed(text: bytes, where: str) -> Any:
 
 
 def keys_from(names: Any, where: str) -> tuple[Key, ...]:
+    """Keys from their paths in a store. Raises PlanError."""
     try:
         return tuple(_key(name) for name in names)
     except (TypeError, ValueError, AttributeError):
@@ -159,5 +161,6 @@ def _key(text: str) -> Key:
 
 
 def plan_error(where: str, found: str, needed: str) -> PlanError:
+    """That a plan file is no good, and what helps."""
     remedy = "Remove it and run `jitspark warm` for this deployment."
     return PlanError(where=where, found=found, needed=needed, remedy=remedy)

@@ -4,7 +4,7 @@ What is read is checked for its digest, its version and its form; whether it mak
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -35,6 +35,8 @@ class Frame:
     arguments: tuple[tuple[Argument, ...], ...]
     views: tuple[tuple[int, tuple[int | None, ...]], ...]  # launches that see a buffer in another shape: which one
     columns: tuple[Sequence[Any], ...]
+    # launches so far by place, key and statics (by identity): many are the same for several numbers of rows
+    made: dict[tuple[int, int, int], Launch] = field(default_factory=dict, compare=False)
 
 
 class PlanReader:
@@ -42,6 +44,7 @@ class PlanReader:
 
     def __init__(self) -> None:
         self._frames: dict[bytes, Frame] = {}
+        self._shared: dict[Any, Any] = {}  # keys and statics, each one object
 
     def read(self, content: bytes, where: str) -> tuple[Plan, Frame]:
         """The plan in `content`, and its frame. Raises PlanError that names what is wrong."""
@@ -54,10 +57,18 @@ class PlanReader:
             frame = self._frames.get(frame_text)
             if frame is None:
                 frame = self._frames[frame_text] = _frame(parsed(frame_text, where))
-            return _plan(frame, own, keys), frame
+            statics = [self._statics(row) for row in own["statics"]]
+            return _plan(frame, own, [self._shared.setdefault(key, key) for key in keys], statics), frame
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as problem:
             found = f"no plan: {type(problem).__name__} {problem}"[:300]
             raise plan_error(where, found, f"a plan of version {VERSION}") from None
+
+    def _statics(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
+        name = repr(row)
+        if name not in self._shared:
+            self._shared[name] = MappingProxyType({each: _number(item) for each, item in row.items()})
+        found: Mapping[str, Any] = self._shared[name]
+        return found
 
 
 def _frame(body: Mapping[str, Any]) -> Frame:
@@ -107,40 +118,53 @@ def _arguments(rows: Sequence[Sequence[Any]], names: Sequence[str]) -> list[Argu
     ]
 
 
-def _plan(frame: Frame, own: Mapping[str, Any], keys: Sequence[Key]) -> Plan:
+def _plan(frame: Frame, own: Mapping[str, Any], keys: Sequence[Key], statics: Sequence[Mapping[str, Any]]) -> Plan:
     buffers = list(frame.buffers)
     for index, shape, offset in _rows(frame.sized, own["shapes"], own["offsets"]):
         was = buffers[index]
         buffers[index] = Buffer(was.name, was.kind, tuple(shape), was.dtype, was.strides, offset, was.of, was.source)
-    statics = [MappingProxyType({name: _number(item) for name, item in row.items()}) for row in own["statics"]]
-    chosen = [_at(statics, index) for index in own["launch_statics"]]
     for name, kind in HEADER.items():
         _require(kind, [own[name]])
     _require(str, own["providers"].values())
-    names, parts, providers, operations, triggers = frame.columns
-    served = [_at(keys, index) for index in own["keys"]]
-    arguments = _seen(frame, [tuple(shape) for shape in own["views"]])
-    columns = (names, parts, providers, operations, served, arguments, chosen, triggers)
-    if {len(each) for each in columns} != {len(names)}:
-        raise ValueError("columns of different lengths")
     return Plan(
         stage=Stage(own["stage"]),
         providers=own["providers"],
         buffers=tuple(buffers),
-        launches=tuple(map(Launch, *columns)),
+        launches=_launches(frame, own, keys, statics),
         **{name: own[name] for name in HEADER},
     )
 
 
-def _seen(frame: Frame, shapes: Sequence[tuple[Any, ...]]) -> Sequence[tuple[Argument, ...]]:
-    """Each launch's arguments, in the shapes that it sees."""
-    found = list(frame.arguments)
-    for launch, views in frame.views:
-        found[launch] = tuple(
-            argument if view is None else replace(argument, shape=_at(shapes, view))
-            for argument, view in zip(found[launch], views, strict=True)
-        )
-    return found
+def _launches(
+    frame: Frame, own: Mapping[str, Any], keys: Sequence[Key], statics: Sequence[Mapping[str, Any]]
+) -> tuple[Launch, ...]:
+    """The plan's launches; those that a plan of the same frame has had already are taken from it."""
+    launches: list[Launch] = []
+    for index, (key_place, place) in enumerate(_rows(own["keys"], own["launch_statics"])):
+        key, chosen = _at(keys, key_place), _at(statics, place)
+        name = (index, id(key), id(chosen))
+        launch = frame.made.get(name)
+        if launch is None:
+            label, part, provider, operation, early = [column[index] for column in frame.columns]
+            launch = Launch(label, part, provider, operation, key, frame.arguments[index], chosen, early)
+            frame.made[name] = launch
+        launches.append(launch)
+    if len(launches) != len(frame.arguments):
+        raise ValueError("keys for another number of launches")
+    shapes = [tuple(shape) for shape in own["views"]]
+    for index, views in frame.views:
+        launches[index] = replace(launches[index], arguments=_seen(frame.arguments[index], views, shapes))
+    return tuple(launches)
+
+
+def _seen(
+    arguments: Sequence[Argument], views: Sequence[int | None], shapes: Sequence[tuple[Any, ...]]
+) -> tuple[Argument, ...]:
+    """A launch's arguments, in the shapes that it sees."""
+    return tuple(
+        argument if view is None or isinstance(argument, ScalarArgument) else replace(argument, shape=_at(shapes, view))
+        for argument, view in zip(arguments, views, strict=True)
+    )
 
 
 def _require(kind: type, *columns: Iterable[Any]) -> None:

@@ -44,12 +44,20 @@ class Served:
         context, query = files.query_length, files.num_speculative_tokens
         counts = range(1, MAX_REQUESTS + 1)
         yield from (self.request(Stage.DECODE, context * n) for n in counts)
-        yield from (self.request(Stage.LOGITS, rows) for rows in range(1, MAX_ROWS + 1))
+        yield from (self.request(Stage.LOGITS, rows) for rows in self.logits_rows())
         for rope in (mode == "rope" for mode in files.position_modes):
             yield from (self.request(Stage.DRAFT, query * n, rope=rope) for n in counts)
             yield from (self.request(Stage.DRAFT_CONTEXT, context * n, rope=rope) for n in counts)
         sampling = {"multiplier": files.output_multiplier, "soft_cap": files.soft_cap}
         yield from (self.request(Stage.MARKOV, query * n, **sampling) for n in counts)
+
+    def logits_rows(self) -> tuple[int, ...]:
+        """The rows that logits have plans for: any number; those of whole requests where ranks gather them.
+
+        Each plan that gathers has inboxes of its own, of 0.8 MB a row for 202,048 words.
+        """
+        step = 1 if self.tp == 1 else geometry_files(self.geometry).query_length
+        return tuple(range(step, MAX_ROWS + 1, step))
 
     def warm_command(self) -> str:
         return f"jitspark warm --geometry {self.geometry} --tp {self.tp} --target {self.target}"

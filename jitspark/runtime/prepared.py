@@ -15,7 +15,7 @@ from jitspark.key import Key
 from jitspark.loader import Kernel
 from jitspark.notice import say_once
 from jitspark.plan import Plan, Stage
-from jitspark.planning import MAX_ROWS, Plans, Served
+from jitspark.planning import Plans, Served
 from jitspark.progress import Event
 from jitspark.runtime import DecodeConfig, options
 from jitspark.runtime.kernel_loading import cache_layers, load_deployment
@@ -94,9 +94,7 @@ def prepare(vllm_config: Any, config: DecodeConfig, target: str, tell: Tell) -> 
         say_once(stock)
     decode = {count: plans.get(served.request(Stage.DECODE, count)) for count in captured.rows}
     ours = chosen.provider("logits") == CUTE  # outside of the graph: what is stock's is simply left to it
-    # ranks gather logits in memory of each plan's own: fewer plans then, for rows rounded up
-    counts = range(1, MAX_ROWS + 1) if config.tp == 1 else range(config.q, MAX_ROWS + 1, config.q)
-    logits = {count: plans.get(served.request(Stage.LOGITS, count)) for count in counts if ours}
+    logits = {count: plans.get(served.request(Stage.LOGITS, count)) for count in served.logits_rows() if ours}
     made = deployment(served.geometry, config.tp)
     kernels = load_deployment(made, target, settings, served.warm_command(), tell)
     return Prepared(made, decode, logits, kernels)

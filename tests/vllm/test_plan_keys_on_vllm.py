@@ -91,7 +91,7 @@ def asked_for(config, tp):
     rows = served_rows(decode.capture_sizes, decode.q, config.scheduler_config.max_num_seqs).rows
     requests = range(1, min(8, config.scheduler_config.max_num_seqs) + 1)
     yield from (("decode", each) for each in rows)
-    yield from (("logits", each) for each in range(1, 65))
+    yield from (("logits", each) for each in range(8, 65, 8))
     yield from (("draft", 7 * each) for each in requests)
     yield from (("draft_context", 8 * each) for each in requests)
     yield from (("markov", 7 * each) for each in requests)
