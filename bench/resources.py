@@ -1,6 +1,6 @@
 """What a kernel takes of a multiprocessor: registers and spills by its machine code, shared memory by its tiling."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jitspark.machine_code import disassemble, disassembler
@@ -34,24 +34,17 @@ def resources(entries: Sequence[Entry], specializations: Mapping[str, Specializa
 
 def dynamic_shared_bytes(specialization: Specialization) -> int:
     """What a launch asks for beside what the machine code declares, by the kernel's tiling; barriers left out."""
-    axes, statics = dict(specialization.axes), dict(specialization.statics)
-    sizes: dict[str, Any] = {**axes, **statics}
-    match specialization.name:
-        case "skinny_gemm_bf16":
-            names = Tiling.__dataclass_fields__
-            return Tiling(**{name: sizes[name] for name in names}).shared_bytes
-        case "bf16_grouped_gemm_swiglu":
-            return _grouped(sizes, sizes["moe_hidden_size"], sizes["intermediate_width"], 2)
-        case "bf16_grouped_gemm_partial":
-            return _grouped(sizes, sizes["intermediate_width"], sizes["moe_hidden_size"], 1)
-        case "nvfp4_grouped_gemm_swiglu":
-            return _streams(sizes, parts=2)
-        case "nvfp4_grouped_gemm_partial":
-            return _streams(sizes, parts=1)
-        case "paged_gqa_verify_attention":
-            return int(sizes["stages"] * sizes["tile_blocks"] * KV_BLOCK_BYTES)
-        case _:
-            return 0
+    sizes: dict[str, Any] = {**specialization.axes, **specialization.statics}
+    rings: Mapping[str, Callable[[], int]] = {
+        "skinny_gemm_bf16": lambda: Tiling(**{name: sizes[name] for name in Tiling.__dataclass_fields__}).shared_bytes,
+        "bf16_grouped_gemm_swiglu": lambda: _grouped(sizes, sizes["moe_hidden_size"], sizes["intermediate_width"], 2),
+        "bf16_grouped_gemm_partial": lambda: _grouped(sizes, sizes["intermediate_width"], sizes["moe_hidden_size"], 1),
+        "nvfp4_grouped_gemm_swiglu": lambda: _streams(sizes, parts=2),
+        "nvfp4_grouped_gemm_partial": lambda: _streams(sizes, parts=1),
+        "paged_gqa_verify_attention": lambda: int(sizes["stages"] * sizes["tile_blocks"] * KV_BLOCK_BYTES),
+    }
+    ring = rings.get(specialization.name)
+    return ring() if ring else 0
 
 
 def _streams(sizes: Mapping[str, Any], parts: int) -> int:
