@@ -11,6 +11,7 @@ import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from jitspark.plan_costs import Workload, costs
 RESULTS = Path(__file__).resolve().parent / "results"
 STOCK = "stock"
 NUMBERS = {"rank": 0, "timeout_us": 2_000_000, FIRST_TOKEN: 0}
-COPIES = 3  # of the context chain's weights in one graph, so that the L2 cache holds none
+COPIES = 3  # of the context chain's weights, and of the loop's, in one graph, so that the L2 cache holds none
 LENGTHS = (2055, 0, 71, 7, 2056, 70, 1000, 72)  # for checks: edges of blocks and windows, alone, padded, long
 Call = Callable[[], object]
 
@@ -171,14 +172,25 @@ def _ours(rank: Rank, plans: tuple[Plan, Plan, Plan], made: draft_scene.StepInpu
         for _ in range(COPIES)
     ]
     run = rank.executor(forward, {**made.forward.inputs, **made.forward.kv_caches})
-    sampler = rank.executor(sampling, {**draft_scene.sampling_tensors(made.sampling), "hidden": run.outputs["hidden"]})
+    drawn = {**draft_scene.sampling_tensors(made.sampling), "hidden": run.outputs["hidden"]}
+    head = rank.weights["markov_w2"]
+    samplers = [rank.executor(sampling, {**drawn, "markov_w2": head.clone()}) for _ in range(COPIES)]
+    sampler = samplers[0]
     whole = [cold[0].run, run.run, sampler.run]
     return {
         "context": [each.run for each in cold],
         "forward": [run.run],
         "sampling": [sampler.run],
+        "loop": [partial(_behind_logits, each) for each in samplers],
         "step": [lambda: [call() for call in whole]],
     }
+
+
+def _behind_logits(sampler: Executor) -> None:
+    """The loop without the base logits, and what several ranks do behind it."""
+    for launch in sampler.plan.launches:
+        if launch.name != "base_logits":
+            sampler.launch(launch)
 
 
 def _own_weights(rank: Rank, plan: Plan) -> dict[str, torch.Tensor]:
@@ -273,8 +285,9 @@ def _floors(context: Plan, forward: Plan, sampling: Plan, seq_len: int) -> dict[
         "forward": sum(each.weights + each.cache for each in costs(forward, work)),
         "sampling": weights["lm_head"] + sampling.query_length * weights["markov_w2"],
     }
+    loop = sampling.query_length * weights["markov_w2"]
     once = sum(parts.values()) - (sampling.query_length - 1) * weights["markov_w2"]
-    return {**parts, "step": sum(parts.values()), "step_read_once": once}
+    return {**parts, "loop": loop, "step": sum(parts.values()), "step_read_once": once}
 
 
 def _line(run: Mapping[str, Any]) -> str:
