@@ -3,9 +3,9 @@
     python tests/expert_ranks.py TASK.json
 
 TASK: path, experts (fields), layers, ranks, and where wanted maker (a module whose `join`, `empty_layer` and `load`
-take the place of those here), sharded (how vLLM shares experts: "ep" or "tp"), staging_bytes, patience, free_bytes,
-lacks (a tensor the checkpoint does not have), fault. Prints a line of JSON per rank: what differs, seconds, and memory
-in bytes (`extra`: the peak beside what stays).
+take the place of those here), sharded (how vLLM shares experts: "ep" or "tp"), staging_bytes (or one for each rank),
+patience, free_bytes, lacks (a tensor the checkpoint does not have), fault. Prints a line of JSON per rank: what
+differs, seconds, and memory in bytes (`extra`: the peak beside what stays).
 """
 
 import importlib
@@ -105,6 +105,8 @@ def run(task, rank, maker):
     ranks, experts = task["ranks"], expert_checkpoint.Experts(**task["experts"])
     group = maker.join(task, rank)
     options = {"staging_bytes": task["staging_bytes"]} if "staging_bytes" in task else {}
+    if isinstance(task.get("staging_bytes"), list):
+        options["staging_bytes"] = task["staging_bytes"][rank]
     if "free_bytes" in task:
         options["free_bytes"] = lambda _: task["free_bytes"][rank]
     shares = expert_tp.ExpertShares(experts, task["layers"], group, **options)

@@ -98,6 +98,17 @@ class TestOneRankFails:
         assert said[1]["found"] == "0.1 GiB free"
         assert "0.1 GiB free" in said[0]["found"]
 
+    def test_for_another_round_size_than_the_others_have(self, tmp_path, checkpoint):
+        said = recut(
+            tmp_path, checkpoint, ranks=3, experts={**REDUCED, "num_local_experts": 15}, staging_bytes=[MIB] * 3
+        )
+        assert {rank["error"] for rank in said} == {"WeightsError"}  # 1024 outputs on 3 ranks
+
+        said = recut(tmp_path, checkpoint, ranks=2, staging_bytes=[MIB, 2 * MIB])
+
+        assert {rank["error"] for rank in said} == {"RankError"}
+        assert all("unlike digests" in rank["found"] for rank in said)
+
     def test_for_scales_that_the_checkpoint_lacks(self, tmp_path, checkpoint):
         said = recut(tmp_path, checkpoint, ranks=2, lacks="w2_weight_scale")
 
