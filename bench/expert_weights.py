@@ -89,6 +89,7 @@ def nvfp4_experts(num_experts: int, hidden: int, width: int, generator: torch.Ge
     )
 
 
+@functools.lru_cache(maxsize=1)
 def bf16_experts(num_experts: int, hidden: int, width: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """w13 [experts, 2 width, hidden] and w2 [experts, hidden, width] that keep sums near 1."""
     made = []

@@ -49,8 +49,11 @@ def _run(options: argparse.Namespace) -> int:
     layers: list[dict[str, Any]] = []
     path = options.out / f"{machine.file_stem('kernels', about)}.json"
     try:
-        found_parts += (_measure_part(part, kernels, target, rate, generator, options.replays) for part in parts)
-        found += (_measure(launch, kernels, target, rate, generator, options.replays) for launch in chosen)
+        for size in dict.fromkeys(_size(each) for each in (*parts, *chosen)):
+            mine = [part for part in parts if _size(part) == size]
+            found_parts += (_measure_part(part, kernels, target, rate, generator, options.replays) for part in mine)
+            alone = [launch for launch in chosen if _size(launch) == size]
+            found += (_measure(launch, kernels, target, rate, generator, options.replays) for launch in alone)
         layers += _layers(found, kernels, target, generator, options.replays)
     finally:  # what was measured before an interrupt or a fault is kept
         used = {launch["recipe"] for part in parts for launch in part["launches"].values()}
@@ -61,6 +64,11 @@ def _run(options: argparse.Namespace) -> int:
         print(path)
     wrong = [each.wrong for each in found] + [each.wrong for each in found_parts]
     return 1 if any(measure.OURS in each for each in wrong) else 0
+
+
+def _size(each: Mapping[str, Any]) -> tuple[int, int]:
+    """TP and number of tokens of a part or a launch."""
+    return each["tp"], each["num_tokens"] if "num_tokens" in each else each["axes"]["num_tokens"]
 
 
 def _chosen(manifest: Mapping[str, Any], target: str, options: argparse.Namespace) -> list[Mapping[str, Any]]:
