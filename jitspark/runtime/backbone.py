@@ -20,9 +20,8 @@ from jitspark.runtime import backbone_tensors
 from jitspark.runtime.activity import StepCounter
 from jitspark.runtime.expert_tp import ExpertShares
 from jitspark.runtime.logits import Logits
-from jitspark.runtime.parts import STOCK
 from jitspark.runtime.prepared import Prepared
-from jitspark.runtime.stock_ops import stock_operations
+from jitspark.runtime.provider_operations import provider_operations
 from jitspark.runtime.symmetric_memory import ExchangeMemory, SilentRankWatch
 from jitspark.runtime.takeover import DecodeStep, decode_step
 
@@ -187,8 +186,7 @@ class _Binder:
         operations: dict[tuple[str, str], Callable[..., object]] = {("torch", "copy_embeddings"): self._copy_embeddings}
         if self._device.type == "cpu":
             return ReferenceExecutor(plan, weights, self._device, operations=operations, **given)
-        if any(launch.provider == STOCK for launch in plan.launches):
-            operations = {**stock_operations(), **operations}
+        operations = {**provider_operations([plan], self._device), **operations}
         return Executor(plan, self._prepared.kernels, weights, self._device, operations=operations, **given)
 
 

@@ -4,6 +4,7 @@ Of the parts that a deployment may give it, attention has operations here; bindi
 kernels for it are Blackwell's.
 """
 
+import functools
 import importlib
 import importlib.metadata
 import importlib.util
@@ -85,13 +86,19 @@ def signature_problems() -> list[str]:
     return found
 
 
+@functools.cache
+def _workspace(device: Any) -> "Tensor":
+    """One for all executors of a device, which never run at the same time."""
+    import torch
+
+    return torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+
+
 class _Attention:
     """Attention over the paged cache where splits would be merged, then the gated norm, in place."""
 
     def __init__(self, device: Any) -> None:
-        import torch
-
-        self._workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+        self._workspace = _workspace(device)
         self._noted: tuple[Any, ...] = ()
 
     def note(self, *arguments: Any, sliding_window: int, **_: Any) -> None:
