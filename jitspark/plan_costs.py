@@ -15,6 +15,7 @@ from jitspark.spec import DTYPE_BYTES
 READ_RATE = 4.42e12  # bytes a second: 2 GiB read on an H200, measured
 
 SCHEDULED = "route_offsets"  # a launch that reads it multiplies the experts that some row goes to
+EMBEDDING = "markov_w1"  # a weight of which each row reads its own entry
 APPEND, ATTENTION = "qk_rmsnorm_rope_paged_kv_append", "paged_gqa_verify_attention"
 
 
@@ -84,7 +85,7 @@ def _bytes(plan: Plan, launch: Launch, argument: TensorArgument, buffer: Buffer,
     if buffer.kind is Kind.KV_CACHE:
         _, heads, _, width = map(_number, buffer.shape)
         return _tokens(plan, launch, workload) * heads * width * size
-    if any(isinstance(each, str) for each in buffer.shape):
+    if buffer.name == EMBEDDING or any(isinstance(each, str) for each in buffer.shape):
         # a table of which each row or request reads its own entries
         return plan.rows * size * math.prod(each for each in buffer.shape[1:] if isinstance(each, int))
     return times * size * math.prod(map(int, buffer.shape))

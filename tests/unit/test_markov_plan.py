@@ -10,6 +10,7 @@ from jitspark.errors import SpecError  # noqa: E402
 from jitspark.geometry import deployment  # noqa: E402
 from jitspark.markov_plan import FIRST_TOKEN, markov_plan  # noqa: E402
 from jitspark.plan import Kind  # noqa: E402
+from jitspark.plan_costs import Workload, costs  # noqa: E402
 from jitspark.reference_executor import ReferenceExecutor  # noqa: E402
 from jitspark.runtime.markov_reference import ReferenceLoop  # noqa: E402
 from jitspark.runtime.ranks import RankGroup  # noqa: E402
@@ -49,6 +50,14 @@ def test_a_draft_without_a_cap_has_a_kernel_of_its_own():
 def test_more_requests_than_a_launch_serves_are_refused():
     with pytest.raises(SpecError, match="num_requests=9 is more than 8"):
         plan_of("tiny", 1, requests=9)
+
+
+def test_of_the_embeddings_only_a_row_for_each_sample_costs_anything():
+    plan = plan_of("muse_spark_open", 8, requests=2)
+
+    (_, sampling, *_) = costs(plan, Workload())
+
+    assert sampling.weights == 202048 // 8 * 512 * 2 + 2 * STEPS * 512 * 2
 
 
 @pytest.mark.parametrize("requests", [1, 4])
