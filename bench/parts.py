@@ -64,7 +64,7 @@ def _has_sizes(specialization: Specialization) -> bool:
     var = {name for name, kind in specialization.spec.axes.items() if kind is VAR}
     unknown = sorted(var - SIZES.keys() - {"num_tokens"})
     if unknown:
-        print(f"not measured: {specialization.title()}: no size for {', '.join(unknown)}", file=sys.stderr)
+        print(f"not measured alone: {specialization.title()}: no size for {', '.join(unknown)}", file=sys.stderr)
     return not unknown
 
 
