@@ -1,4 +1,4 @@
-"""A result as a roofline: `python -m bench.plot RESULT.json [--m 8]` writes RESULT.png beside it. Needs matplotlib.
+"""Results as a roofline: `python -m bench.plot RESULT.json... [--m 8]` writes a PNG beside the first. Needs matplotlib.
 
 Every kernel here is bound by memory, so the roof is the measured read rate; what is missing to it at small sizes is
 launch latency.
@@ -15,6 +15,8 @@ import matplotlib as mpl
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
+
+from bench.table import without
 
 OURS = "jitspark"
 LABELLED_BYTES = 1.5e6  # smaller launches crowd together at the left
@@ -78,11 +80,14 @@ def _rate(each: Mapping[str, Any], timing: Mapping[str, Any]) -> float:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.plot", description=__doc__)
-    parser.add_argument("result", type=Path)
+    parser.add_argument("result", type=Path, nargs="+", help="a later one adds what an earlier one has not")
     parser.add_argument("--m", type=int, default=8, help="token count to draw (default: 8)")
     options = parser.parse_args(arguments)
-    path = options.result.with_suffix(".png")
-    draw(json.loads(options.result.read_text()), options.m, path)
+    path = options.result[0].with_suffix(".png")
+    results = [json.loads(each.read_text()) for each in options.result]
+    added = [without(result, results[:i]) for i, result in enumerate(results)]
+    together = {kind: [each for result in added for each in result[kind]] for kind in ("launches", "parts")}
+    draw({**results[0], **together}, options.m, path)
     print(path)
     return 0
 

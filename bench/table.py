@@ -70,7 +70,8 @@ def _aim(aim_us: float | None, median: float) -> str:
 
 def _resources(result: Mapping[str, Any]) -> Iterator[str]:
     """What each kernel takes of a multiprocessor: the range over its artifacts in this run."""
-    resources = result.get("resources", {})
+    # the first results of parts knew static shared memory only
+    resources = {recipe: took for recipe, took in result.get("resources", {}).items() if "shared_bytes" in took}
     launches = [each["launch"] for each in result["launches"]]
     launches += [launch for each in result.get("parts", []) for launch in each["part"]["launches"].values()]
     by_kernel: dict[str, dict[str, Mapping[str, Any]]] = {}
