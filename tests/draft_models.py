@@ -169,7 +169,7 @@ def with_caches(model, seed):
     generator = torch.Generator().manual_seed(seed)
     for layer in model.model.layers:
         attention = layer.self_attn.attn
-        shape = (NUM_BLOCKS, KV_HEADS, BLOCK_SIZE, 2 * HEAD_DIM)
+        shape = (NUM_BLOCKS, layer.self_attn.num_kv_heads, BLOCK_SIZE, 2 * HEAD_DIM)
         attention.kv_cache = torch.randn(shape, generator=generator).bfloat16()
         attention.impl = SimpleNamespace(do_kv_cache_update=_update_cache)
         kernels = _Kernels(layer.self_attn)
@@ -185,7 +185,8 @@ def _update_cache(_, keys, values, cache, slots):
 
 def append(cache, keys, values, slots):
     kept = slots >= 0
-    rows = torch.cat((keys.view(-1, KV_HEADS, HEAD_DIM), values.view(-1, KV_HEADS, HEAD_DIM)), dim=-1)
+    heads = cache.shape[1]
+    rows = torch.cat((keys.view(-1, heads, HEAD_DIM), values.view(-1, heads, HEAD_DIM)), dim=-1)
     cache[slots[kept] // BLOCK_SIZE, :, slots[kept] % BLOCK_SIZE] = rows[kept]
 
 
@@ -194,6 +195,7 @@ class _Kernels:
 
     def __init__(self, owner):
         self.owner, self.attention = owner, owner.attn
+        self.heads, self.kv_heads = owner.num_heads, owner.num_kv_heads
 
     def _metadata(self):
         from vllm.forward_context import get_forward_context
@@ -202,7 +204,7 @@ class _Kernels:
 
     def norm_turn_and_insert(self, qkv, positions):
         """Queries and keys are rounded once, behind norm and rotation."""
-        split = [HEADS, KV_HEADS, KV_HEADS, HEADS]
+        split = [self.heads, self.kv_heads, self.kv_heads, self.heads]
         query, key, value, gate = qkv.view(len(qkv), -1, HEAD_DIM).split(split, dim=1)
         table = self.owner.rotary_emb.cos_sin_cache
         query, key = (turned(normed(heads, self.owner.rms_norm_eps), positions, table) for heads in (query, key))
@@ -217,10 +219,10 @@ class _Kernels:
 
     def _request(self, query, found, request):
         length, seen = found.max_query_len, int(found.seq_lens[request])
-        rows = query[request * length : (request + 1) * length].view(length, HEADS, HEAD_DIM).float()
+        rows = query[request * length : (request + 1) * length].view(length, self.heads, HEAD_DIM).float()
         blocks = found.block_table[request, : -(-seen // BLOCK_SIZE)].long()
         cached = self.attention.kv_cache[blocks].transpose(1, 2).flatten(0, 1)[:seen].float()
-        keys, values = cached.repeat_interleave(HEADS // KV_HEADS, dim=1).chunk(2, dim=-1)
+        keys, values = cached.repeat_interleave(self.heads // self.kv_heads, dim=1).chunk(2, dim=-1)
         scores = torch.einsum("qhd,khd->hqk", rows, keys) * self.owner.scaling
         later = torch.arange(seen)[None] > (seen - length + torch.arange(length))[:, None]
         weights = (scores := scores.masked_fill(later, -torch.inf)).sub(scores.amax(-1, keepdim=True)).exp()

@@ -21,7 +21,7 @@ from jitspark.executor import Executor
 from jitspark.key import Key
 from jitspark.loader import Kernel
 from jitspark.plan import Kind, Plan
-from jitspark.plan_binding import Tensors
+from jitspark.plan_binding import Tensors, local_memory
 from jitspark.reference_executor import ReferenceExecutor
 from jitspark.runtime import draft_tensors, options
 from jitspark.runtime.draft_plans import DraftPlans, make_plans
@@ -153,7 +153,7 @@ def build_draft_decode(model: Any, compilation_mode: Any) -> DraftDecode | None:
     """
     _refuse_compiled(compilation_mode)
     ranks, device = RankGroup.of_coordinator(get_tp_group()), model.fc.weight.device
-    left = _left_to_stock(model.vllm_config, device, ranks.size)
+    left = _left_to_stock(model.vllm_config, ranks.size)
     if left is not None:
         logger.info("The DSpark draft keeps its stock layers: %s", left)
         return None
@@ -162,7 +162,7 @@ def build_draft_decode(model: Any, compilation_mode: Any) -> DraftDecode | None:
         weights = draft_tensors.weights(plans.every, model)
     with ranks.together("draft kernels"):
         kernels = _kernels(model, plans, device)
-    made = _bound(model, plans, _Binder(kernels, weights, device, _exchange(plans, ranks, device)))
+    made = _bound(model, plans, _Binder(kernels, weights, device, ranks, _exchange(plans, ranks, device)))
     launches = [len(next(iter(each.values())).launches) for each in (plans.forward, plans.context)]
     logger.info("draft: %d row counts, %d launches each, %d for context rows", len(plans.forward), *launches)
     return made
@@ -178,10 +178,8 @@ def _refuse_compiled(compilation_mode: Any) -> None:
         )
 
 
-def _left_to_stock(vllm_config: Any, device: torch.device, tp: int) -> str | None:
+def _left_to_stock(vllm_config: Any, tp: int) -> str | None:
     """Why the draft's layers run as vLLM's: a plan of them with another provider in a part is not made."""
-    if tp > 1 and device.type == "cpu":
-        return "ranks on CPUs share no memory"
     chosen = options.from_vllm_config(vllm_config)
     parts = ("boundary_norm", "projection", "attention", *(("all_reduce",) if tp > 1 else ()))
     other = next((part for part in parts if chosen.provider(part) != CUTE), None)
@@ -198,8 +196,8 @@ def _kernels(model: Any, plans: DraftPlans, device: torch.device) -> Mapping[Key
 
 
 def _exchange(plans: DraftPlans, ranks: RankGroup, device: torch.device) -> ExchangeMemory | None:
-    """What the ranks exchange through: in the forwards, and behind fc."""
-    if ranks.size == 1:
+    """What the ranks exchange through, in the forwards and behind fc; on CPUs they send each other messages."""
+    if ranks.size == 1 or device.type == "cpu":
         return None
     return exchange_memory(plans.exchanging, ranks, device, plans.deployment.backbone.tp_sizes)
 
@@ -211,6 +209,7 @@ class _Binder:
     kernels: Mapping[Key, Kernel]
     weights: Tensors
     device: torch.device
+    ranks: RankGroup
     exchange: ExchangeMemory | None
 
     def bind(self, plan: Plan, arena: torch.Tensor, outputs: Tensors) -> BoundPlan:
@@ -220,7 +219,12 @@ class _Binder:
             given |= {"symmetric": self.exchange.of(plan), "numbers": self.exchange.numbers}
         mine = {name: self.weights[name] for name in names}
         if self.device.type == "cpu":
-            return ReferenceExecutor(plan, mine, self.device, **given)
+            given |= {
+                "symmetric": local_memory(plan, self.device),
+                "numbers": {"rank": self.ranks.rank, "timeout_us": 0},
+            }
+            gather = self.ranks.gather if self.ranks.size > 1 else None
+            return ReferenceExecutor(plan, mine, self.device, gather=gather, **given)
         return Executor(plan, self.kernels, mine, self.device, **given)
 
 
