@@ -182,7 +182,7 @@ def _measure(rank: Rank, point: Point, rate: float, options: argparse.Namespace)
         "bind": {name: asdict(each.report) for name, each in executors.items()},
         "capture_s": {name: seconds for name, (_, seconds) in captured.items()},
         "peak_bytes": torch.cuda.max_memory_allocated(),
-        "problems": [text for name, each in executors.items() for text in _problems(name, each)],
+        "problems": [text for name, each in executors.items() for text in _problems(name, each, point.distinct)],
     }
     if options.parts:
         found["parts_us"] = {name: _parts(each, _part, options.replays) for name, each in executors.items()}
@@ -218,7 +218,17 @@ def _capture(run: Callable[[], object]) -> tuple[Callable[[], None], float]:
     return replay, time.perf_counter() - started
 
 
-def _problems(name: str, executor: Executor) -> Iterator[str]:
+def _problems(name: str, executor: Executor, distinct: int) -> Iterator[str]:
+    found: list[torch.Tensor] = []
+
+    def note(launch: Launch, arguments: Sequence[Any]) -> None:
+        if launch.operation == forced_routing.ROUTING:
+            found.append(arguments[-1].clone())
+
+    if name == CUTE:
+        executor.run(after=note)
+    if any(int(each) != distinct for each in found):
+        yield f"{name}: layers with {sorted({int(each) for each in found})} distinct experts"
     failure = executor.tensors.get("exchange.failure")
     if failure is not None and int(failure):
         yield f"{name}: an exchange waited in vain"

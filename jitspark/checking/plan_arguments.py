@@ -19,6 +19,7 @@ BLOCK_SIZE = 16
 CODE_SIZE = 2.93  # the size (root mean square) of a random E2M1 code
 SCALES = (0x30, 0x38)  # E4M3 bytes from 0.5 to below 1
 SCALE_SIZE = 0.73
+BIAS_SIZE = 0.02  # of the router's, beside scores from 0 to 1: its choices stay those of the logits
 INPUT_SCALE, HIDDEN_SCALE = 100.0, 200.0  # the global scales of the experts' input and of what is between their GEMMs
 
 Tensors = dict[str, Tensor]
@@ -78,7 +79,8 @@ def _weight(buffer: Buffer, use: Use, shape: tuple[int, ...], columns: int, gene
         return torch.randint(low, high, shape, dtype=torch.uint8, generator=generator, device=device)
     if use.argument in ("alpha", "beta"):
         return 0.5 + 0.4 * torch.rand(shape, generator=generator, device=device)
-    return _normal(buffer, shape, 0.2 if len(shape) == 1 else shape[-1] ** -0.5, generator)
+    size = BIAS_SIZE if use.argument == "bias" else 0.2 if len(shape) == 1 else shape[-1] ** -0.5
+    return _normal(buffer, shape, size, generator)
 
 
 def _near(global_scale: float, columns: int, shape: tuple[int, ...], generator: Generator) -> Tensor:
