@@ -79,9 +79,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     target = machine.own_target()
+    rows = {point.rows for point in _points(options)}
     with packed_cache.cache_root(options) as root:
         plans = [each for each in read_plans(root, "bench", target) if each.about["layers"] == options.layers]
-        plans = [each for each in plans if each.plan.tp == options.tp and each.plan.rows in _rows(options)]
+        plans = [each for each in plans if each.plan.tp == options.tp and each.plan.rows in rows]
         loading = time.perf_counter()
         kernels = load_plan_kernels(root, plans)
         loaded = time.perf_counter() - loading
@@ -113,10 +114,6 @@ def _run(options: argparse.Namespace) -> int:
 def write(path: Path, head: Mapping[str, Any], points: Sequence[Mapping[str, Any]]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"format": 1, **head, "points": points}, indent=1) + "\n")
-
-
-def _rows(options: argparse.Namespace) -> list[int]:
-    return [point.rows for point in _points(options)]
 
 
 def _points(options: argparse.Namespace) -> list[Point]:
