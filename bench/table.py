@@ -112,8 +112,8 @@ def _tables(launches: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         head = [
             f"### TP {tp}, M = {num_tokens}",
             "",
-            "| part | MB | floor us | ours us (p10..p90) | from L2 | / floor | fastest other | us | / ours | aim us |",
-            "|---|---|---|---|---|---|---|---|---|---|",
+            "| part | MB | floor us | ours us (p10..p90) | TB/s | from L2 | / floor | fastest other | us | / ours | aim us |",
+            "|---|---|---|---|---|---|---|---|---|---|---|",
         ]
         yield "\n".join([*head, *rows])
 
@@ -128,7 +128,8 @@ def _row(each: Mapping[str, Any]) -> str:
     spread = f"{median:.2f} ({ours['p10_us']:.2f}..{ours['p90_us']:.2f})"
     size = f"{each['moved_bytes'] / 1e6:.2f} | {floor:.2f}"
     warm = f"{each['warm_timings'][OURS]['median_us']:.2f}" if each["warm_timings"] else ""
-    return f"| {each['launch']['part']} | {size} | {spread} | {warm} | {median / floor:.2f} | {other} | {aim} |"
+    ours_text = f"{spread} | {each['moved_bytes'] / median / 1e6:.2f} | {warm} | {median / floor:.2f}"
+    return f"| {each['launch']['part']} | {size} | {ours_text} | {other} | {aim} |"
 
 
 def _layers(layers: Sequence[Mapping[str, Any]]) -> Iterator[str]:

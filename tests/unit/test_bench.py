@@ -146,7 +146,7 @@ def result(median=2.0, wrong=None):
 def test_a_table_row_names_the_fastest_other_and_whether_the_aim_was_met():
     text = table.markdown(result(), "x.json")
 
-    assert "| qkv+gate | 4.40 | 1.00 | 2.00 (1.90..2.20) |  | 2.00 | cuBLAS | 3.00 | 1.50 | 2.20 met |" in text
+    assert "| qkv+gate | 4.40 | 1.00 | 2.00 (1.90..2.20) | 2.20 |  | 2.00 | cuBLAS | 3.00 | 1.50 | 2.20 met |" in text
     assert "2.20 **missed**" in table.markdown(result(median=2.3), "x.json")
     assert "qkv+gate, M = 8, cuBLAS: far off" in table.markdown(result(wrong={"cuBLAS": "far off"}), "x.json")
 
