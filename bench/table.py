@@ -112,7 +112,8 @@ def _tables(launches: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         head = [
             f"### TP {tp}, M = {num_tokens}",
             "",
-            "| part | MB | floor us | ours us (p10..p90) | TB/s | from L2 | / floor | fastest other | us | / ours | aim us |",
+            "| part | MB | floor us | ours us (p10..p90) | TB/s | from L2 | / floor "
+            "| fastest other | us | / ours | aim us |",
             "|---|---|---|---|---|---|---|---|---|---|---|",
         ]
         yield "\n".join([*head, *rows])
