@@ -1,0 +1,122 @@
+"""Ranks as processes that run a decode step by its references, each with its shares of one set of weights, over gloo.
+
+    python tests/decode_ranks.py RANK SIZE FOLDER
+
+Writes FOLDER/RANK.pt: the outputs of this rank.
+"""
+
+import os
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from jitspark.backbone_plan import decode_plan
+from jitspark.checking.plan_arguments import random_step, random_weights
+from jitspark.geometry import deployment
+from jitspark.plan import Kind
+from jitspark.plan_binding import local_memory
+from jitspark.reference_executor import ReferenceExecutor
+from jitspark.runtime.ranks import RankGroup
+
+ROOT = Path(__file__).resolve().parents[1]
+LENGTHS = (40, 72, 8)  # of requests
+SEED = 5
+BETA = 0.1
+
+
+def served(tp):
+    """The tiny deployment, with as many heads as eight ranks can share, at any TP size."""
+    tiny = deployment("tiny", 1)
+    backbone = tiny.backbone
+    attention = msgspec.structs.replace(backbone.attention, num_attention_heads=16, num_key_value_heads=8)
+    experts = msgspec.structs.replace(backbone.experts, moe_hidden_size=512, moe_intermediate_size=1024)
+    wider = msgspec.structs.replace(backbone, attention=attention, experts=experts, tp_sizes=(1, 2, 4, 8))
+    return msgspec.structs.replace(tiny, backbone=wider, tp=tp)
+
+
+def plan_of(tp):
+    return decode_plan(served(tp), 8 * len(LENGTHS), "sm_90a")
+
+
+def drawn():
+    """Weights, inputs and KV caches of a rank alone: the same in every process."""
+    generator = torch.Generator().manual_seed(SEED)
+    plan = plan_of(1)
+    weights = random_weights(plan, generator, max_positions=max(LENGTHS))
+    # Random attention and routing are all or nothing, and multiply what rounding does to their input by ten a layer:
+    # branches that weigh little keep ranks comparable over four layers.
+    for name, weight in weights.items():
+        if name.endswith(("alpha", "beta")):
+            weight.fill_(BETA if name.endswith("beta") else (1 - BETA**2) ** 0.5)
+    return weights, random_step(plan, LENGTHS, generator)
+
+
+def share(name, whole, shape, rank, size):
+    """A rank's part of a tensor, which has `shape`: along the one axis that is shorter, segment by segment."""
+    shorter = [axis for axis, found in enumerate(shape) if not isinstance(found, str) and found < whole.shape[axis]]
+    if not shorter:
+        return whole
+    (axis,) = shorter
+    assert whole.shape[axis] == size * shape[axis], name
+    parts = [each.chunk(size, dim=axis)[rank] for each in whole.split(segments(name, whole.shape[axis]), dim=axis)]
+    return torch.cat(parts, dim=axis).contiguous()
+
+
+def segments(name, rows):
+    """[q, k, v, gate] and [gate, up] are cut each for itself."""
+    attention = served(1).backbone.attention
+    if "qkv" in name:
+        query, key = attention.query_width(1), attention.key_value_width(1)
+        return [query, key, key, query]
+    return [rows // 2, rows // 2] if "w13" in name or "gate_up" in name else [rows]
+
+
+def run(rank, size, gather=None):
+    """The outputs of a rank's step."""
+    plan = plan_of(size)
+    weights, step = drawn()
+    shapes = {buffer.name: buffer.shape for buffer in plan.buffers}
+    given = {**weights, **step.inputs, **step.kv_caches}
+    bound = {
+        buffer.name: share(buffer.name, given[buffer.name], shapes[buffer.name], rank, size).clone()
+        for buffer in plan.buffers
+        if buffer.kind in (Kind.WEIGHT, Kind.INPUT, Kind.KV_CACHE)
+    }
+    numbers = {"rank": rank, "timeout_us": 0} if size > 1 else {}
+    symmetric = local_memory(plan, "cpu") if size > 1 else None
+    executor = ReferenceExecutor(plan, bound, "cpu", gather=gather, numbers=numbers, symmetric=symmetric)
+    executor.run()
+    return {name: each.clone() for name, each in executor.outputs.items()}
+
+
+def run_ranks(folder, size):
+    """What each rank ended with, in rank order."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, __file__]
+    made = [subprocess.Popen([*command, str(rank), str(size), str(folder)], env=environment) for rank in range(size)]
+    try:
+        assert [process.wait(timeout=240) for process in made] == [0] * size
+    finally:
+        for process in made:
+            process.kill()
+    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(size)]
+
+
+def main(rank, size, folder):
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=size, timeout=timedelta(seconds=120)
+    )
+    group = RankGroup(rank=rank, size=size, control=dist.group.WORLD, data=dist.group.WORLD)
+    torch.save(run(rank, size, group.gather), Path(folder) / f"{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
