@@ -206,6 +206,32 @@ def test_the_workspace_is_reused(plan):
     assert plan.workspace_bytes < 0.6 * total
 
 
+@pytest.mark.parametrize(("geometry", "tp", "rows"), [("tiny_swa", 1, 24), ("tiny", 2, 64), ("muse_spark_open", 16, 8)])
+def test_what_is_read_was_overwritten_by_nobody(geometry, tp, rows):
+    """The step played over its workspace, byte range by byte range: whoever wrote last is whose content is read."""
+    made = decode_plan(deployment(geometry, tp), rows, TARGET, keys=KEYS)
+    places = {each.name: _blocks(each) for each in made.buffers if each.kind is Kind.WORKSPACE}
+    holder, read = {}, 0
+    for launch in made.launches:
+        own = [each for each in launch.tensors() if each.buffer in places]
+        for argument in (each for each in own if each.role in ("in", "inout")):
+            held = {holder.get(block) for block in places[argument.buffer]}
+            assert held == {argument.buffer}, (launch.name, argument.buffer, held)
+            read += 1
+        for argument in (each for each in own if each.role != "in"):
+            holder.update(dict.fromkeys(places[argument.buffer], argument.buffer))
+    assert read > 6 * len(made.launches) / 5
+    assert max(max(blocks) for blocks in places.values()) * 256 < made.workspace_bytes
+
+
+def _blocks(buffer):
+    """The 256-byte blocks that a buffer touches."""
+    size = {"float32": 4, "bfloat16": 2, "int32": 4, "uint8": 1}[buffer.dtype]
+    for length in buffer.shape:
+        size *= length
+    return range(buffer.offset // 256, -(-(buffer.offset + size) // 256))
+
+
 def test_logits_are_gathered_and_capped():
     alone = logits_plan(deployment("muse_spark_open", 8), 5, TARGET, keys=KEYS)
     assert [launch.operation for launch in alone.launches] == [
