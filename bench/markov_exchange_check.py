@@ -1,10 +1,10 @@
-"""The Markov sampling loop's exchange between ranks, simulated on one GPU.
+"""The Markov sampling loop's exchange between ranks, on one GPU, or (`--devices 2`) between two of one host.
 
     python -m bench.markov_exchange_check --pack FILE.tar --json FILE
 
-Two ranks of the tiny draft, on two streams at once, each with half of the vocabulary: both must find the tokens and,
-side by side, the logits of one launch over the whole. And one rank of TP 8 whose table of peers holds nothing but its
-own address: all ranks then find what it finds, so its tokens must be those without an exchange. Exit status 1 if not.
+Two ranks of the tiny draft, on two streams or GPUs at once, each with half of the vocabulary: both must find the tokens
+and, side by side, the logits of one launch over the whole. And one rank of TP 8 whose table of peers holds nothing but
+its own address: all ranks then find what it finds, so its tokens must be those without an exchange. Exit status 1 if not.
 """
 
 import argparse
@@ -43,7 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     found["own_table"] = {"launches": 0, "wrong": 0}
     for requests in (1, 2, 5, 8):
         scene = make_scene(requests, TINY_VOCAB, generator, words[0], TINY_VOCAB, TINY_RANK)
-        _two_ranks(found["two_ranks"], scene, whole, half, words[1], generator, options.rounds)
+        devices = [f"cuda:{rank % options.devices}" for rank in range(RANKS)]
+        _two_ranks(found["two_ranks"], scene, whole, half, words[1], devices, generator, options.rounds)
         scene = make_scene(requests, TP8_ROWS, generator, words[2])
         _own_table(found["own_table"], scene, alone, one_of_eight, generator, options.rounds)
     print(json.dumps(found, indent=1))
@@ -53,28 +54,45 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _two_ranks(
-    counts: dict[str, int], scene: Scene, whole: Any, half: Any, words: int, generator: torch.Generator, rounds: int
+    counts: dict[str, int],
+    scene: Scene,
+    whole: Any,
+    half: Any,
+    words: int,
+    devices: list[str],
+    generator: torch.Generator,
+    rounds: int,
 ) -> None:
-    shards = [scene.shard(rank, RANKS, words) for rank in range(RANKS)]
-    winners = _winners(RANKS)
-    peers = torch.tensor([each.data_ptr() for each in winners], device="cuda")
+    shards = [scene.shard(rank, RANKS, words).to(device) for rank, device in enumerate(devices)]
+    winners = [each.to(device) for each, device in zip(_winners(RANKS), devices, strict=True)]
+    addresses = torch.tensor([each.data_ptr() for each in winners])
+    peers = [addresses.to(device) for device in devices]
     logits = [torch.zeros_like(each.base_logits) for each in shards]
-    streams = [torch.cuda.Stream() for _ in range(RANKS)]
+    streams = [torch.cuda.Stream(device) for device in devices]
+    for one in winners:  # a copy between GPUs lets each map the other's memory
+        for other in winners:
+            other.copy_(one)
     for _ in range(rounds):
         scene.refresh(generator)
         for shard in shards:
-            shard.base_logits.copy_(scene.base_logits[..., shard.first_token : shard.first_token + shard.vocab_rows])
+            shard.take(scene)
         whole(*scene.arguments())
-        torch.cuda.synchronize()
+        _synchronize(devices)
         for _ in range(3):  # one behind the other, without waiting for both ranks
             for rank in random.sample(range(RANKS), RANKS):
-                with torch.cuda.stream(streams[rank]):
-                    half(*shards[rank].exchanged_arguments(rank, logits[rank], winners[rank], peers))
-        torch.cuda.synchronize()
+                with torch.cuda.device(devices[rank]), torch.cuda.stream(streams[rank]):
+                    half(*shards[rank].exchanged_arguments(rank, logits[rank], winners[rank], peers[rank]))
+        _synchronize(devices)
         cached = scene.draft_logits[scene.sample_idx_mapping[:, 0]]
-        same = all(torch.equal(shard.draft_tokens, scene.draft_tokens) for shard in shards)
+        found = torch.cat([each.to(cached.device) for each in logits], dim=-1)
+        same = all(torch.equal(shard.draft_tokens.to(cached.device), scene.draft_tokens) for shard in shards)
         counts["launches"] += 3 * RANKS
-        counts["wrong"] += not (same and torch.equal(torch.cat(logits, dim=-1), cached) and not _stuck(*shards))
+        counts["wrong"] += not (same and torch.equal(found, cached) and not _stuck(*shards))
+
+
+def _synchronize(devices: list[str]) -> None:
+    for device in devices:
+        torch.cuda.synchronize(device)
 
 
 def _own_table(
@@ -109,6 +127,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="bench.markov_exchange_check", description=__doc__)
     packed_cache.add_arguments(parser)
     parser.add_argument("--rounds", type=int, default=50)
+    parser.add_argument("--devices", type=int, choices=(1, 2), default=1, help="GPUs that the two ranks are on")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**31), help="default: a new one")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--commit", default="")

@@ -1,6 +1,6 @@
 """What the Markov measurements run on: inputs of one draft step at a deployment's sizes, and the call of the kernel."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,17 @@ class Scene:
             draft_tokens=torch.zeros_like(self.draft_tokens),
             exchange=torch.zeros(exchange_words, dtype=torch.int64, device=self.exchange.device),
         )
+
+    def to(self, device: str) -> "Scene":
+        """The same on another GPU."""
+        moved = {each.name: getattr(self, each.name) for each in fields(self)}
+        return replace(self, **{name: v.to(device) for name, v in moved.items() if isinstance(v, torch.Tensor)})
+
+    def take(self, whole: "Scene") -> None:
+        """Have what `refresh` gave the whole vocabulary's scene, as far as it is this shard's."""
+        self.base_logits.copy_(whole.base_logits[..., self.first_token : self.first_token + self.vocab_rows])
+        for name in ("input_ids", "sample_pos", "seeds", "temperature"):
+            getattr(self, name).copy_(getattr(whole, name))
 
     def refresh(self, generator: torch.Generator) -> None:
         """Other logits, anchors, seeds, positions and temperatures, in place."""
