@@ -4,7 +4,7 @@
 
 Two ranks of the tiny draft, on two streams or GPUs at once, each with half of the vocabulary: both must find the tokens
 and, side by side, the logits of one launch over the whole. And one rank of TP 8 whose table of peers holds nothing but
-its own address: all ranks then find what it finds, so its tokens must be those without an exchange. Exit status 1 if not.
+its own address: all ranks then find what it finds, so its tokens must be those without an exchange. Status 1 if not.
 """
 
 import argparse
