@@ -11,25 +11,15 @@ from collections.abc import Callable
 import cutlass
 from cutlass import cute
 
-from kernel_specs.markov_gumbel_sampling.tiling import (
-    HEADER,
-    LANES,
-    LAUNCHES,
-    MAX_REQUESTS,
-    PIECE,
-    ROWS,
-    STUCK,
-    Tiling,
-)
-from kernel_specs.primitives import candidates, gumbel_noise, mma
+from kernel_specs.markov_gumbel_sampling.tiling import HEADER, LANES, LAUNCHES, MAX_REQUESTS, ROWS, STUCK, Tiling
+from kernel_specs.primitives import candidates, gumbel_noise
 from kernel_specs.primitives.candidate_words import TOKEN_BITS
-from kernel_specs.primitives.grouped_gemm import bulk_copy
+from kernel_specs.primitives.markov_exchange import make_exchange
+from kernel_specs.primitives.markov_product import ITEM, make_product, num_chains, requests_of
 from kernel_specs.primitives.reduce import pairwise_sum
 
-ITEM = 4
 NUM_TENSORS = 12  # arguments that every specialization begins with
 DRAFT_SALT = 1 << 30  # keeps the draft's noise apart from the target's; vLLM's choice
-LINE_BYTES = 128
 
 
 def markov_gumbel_sampling(
@@ -50,78 +40,11 @@ def markov_gumbel_sampling(
     assert exchange_words == tile.exchange_words(num_steps)
     assert vocab_size <= 1 << TOKEN_BITS
     assert exchanged == (world_size > 1)
-    pieces, num_ctas = tile.pieces, tile.num_ctas
-    # sums of a row block in turn, so that products need not wait for each other; where they wait for L2, two will do
-    chains = 4 if warp_blocks == 1 else 2
-
-    @cute.jit
-    def load_resident(
-        weight: cute.Tensor, shared: cute.Pointer, full: cute.Pointer, first_row: cutlass.Int32, lane: cutlass.Int32
-    ) -> None:
-        """Start the copies of the warp's rows that stay; `full` counts them in. Rows past the shard are nobody's."""
-        rows = cutlass.min(cutlass.max(vocab_rows - first_row, 0), resident_blocks * ROWS)
-        if lane == 0:
-            cute.arch.mbarrier_init(full, 1)
-            cute.arch.mbarrier_init_fence()
-            cute.arch.mbarrier_arrive_and_expect_tx(full, rows * tile.row_bytes)
-        cute.arch.sync_warp()
-        for row in cutlass.range(lane, rows, LANES, unroll=1):
-            source = weight.iterator + cute.assume(cutlass.Int64(first_row + row) * markov_rank, PIECE)
-            bulk_copy(shared + cute.assume(row * tile.pitch, 64), source, tile.row_bytes, full)
-
-    @cute.jit
-    def load_embeddings(
-        embeddings: cute.Tensor,
-        table: cute.Tensor,
-        previous: cute.Tensor,
-        num_requests: cutlass.Int32,
-        lane: cutlass.Int32,
-    ) -> None:
-        """The lane's part of the column operand: 16 bytes of every piece of its request's embedding.
-
-        Where requests are spread, every other column repeats the one before, and is nobody's.
-        """
-        column = lane // 4
-        request = cutlass.Int32(cutlass.select_(is_spread(num_requests), column // 2, column))
-        if request < num_requests:
-            row = cutlass.Int64(previous[request]) * markov_rank + (lane % 4) * 8
-            for piece in cutlass.range_constexpr(pieces):
-                source = table.iterator + cute.assume(row + piece * PIECE, 8)
-                words = cute.make_tensor(cute.recast_ptr(source, dtype=cutlass.Int32), cute.make_layout(4))
-                cute.autovec_copy(words, cute.local_tile(embeddings, (4,), (piece,)))
-
-    def columns_of(embeddings: cute.Tensor, piece: int) -> mma.Words:
-        return tuple(embeddings[piece * 4 + k] for k in range(4))
-
-    def add_piece(sums: cute.Tensor, piece: int, low: mma.Words, high: mma.Words, embeddings: cute.Tensor) -> None:
-        first = piece % (chains // 2) * 2 * ITEM
-        mma.mma_two_steps(sums, first, first + ITEM, low, high, columns_of(embeddings, piece))
-
-    def multiply_resident(
-        sums: cute.Tensor, shared: cute.Pointer, block: int, embeddings: cute.Tensor, lane: cutlass.Int32
-    ) -> None:
-        start = (block * ROWS + lane // 4) * tile.pitch + (lane % 4) * 16
-        for piece in range(pieces):
-            low = mma.load_chunk(shared, start + piece * 64)
-            high = mma.load_chunk(shared, start + piece * 64 + 8 * tile.pitch)
-            add_piece(sums, piece, low, high, embeddings)
-
-    def multiply_streamed(
-        sums: cute.Tensor, weight: cute.Tensor, first_row: cutlass.Int32, embeddings: cute.Tensor, lane: cutlass.Int32
-    ) -> None:
-        """A row block that shared memory has no room for, from L2. Rows past the shard repeat its last one."""
-        starts = []
-        for half in range(2):
-            row = cutlass.min(first_row + lane // 4 + 8 * half, vocab_rows - 1)
-            offset = cute.assume(cutlass.Int64(row) * markov_rank + (lane % 4) * 8, 8)
-            starts.append(cute.recast_ptr(weight.iterator + offset, dtype=cutlass.Int32))
-        for piece in range(pieces):
-            loaded = []
-            for half in range(2):
-                words = cute.make_rmem_tensor((4,), cutlass.Int32)
-                cute.autovec_copy(cute.make_tensor(starts[half] + piece * 16, cute.make_layout(4)), words)
-                loaded.append((words[0], words[1], words[2], words[3]))
-            add_piece(sums, piece, *loaded, embeddings)
+    num_ctas, chains = tile.num_ctas, num_chains(tile)
+    load_resident, load_embeddings, multiply_resident, multiply_streamed = make_product(tile)
+    leave_best, publish_best, tell_ranks, find_winners = make_exchange(
+        tile, vocab_size, world_size, exchanged=exchanged
+    )
 
     @cute.jit
     def prepare(
@@ -149,16 +72,6 @@ def markov_gumbel_sampling(
             prefixes[column] = gumbel_noise.prefix(seed, sample_pos[request, step] + cutlass.Int64(DRAFT_SALT - 1))
             temperatures[column] = scale
             states[column] = cutlass.Int32(cutlass.select_(state >= 0, cutlass.Int32(state), cutlass.Int32(-1)))
-
-    def is_spread(num_requests: cutlass.Int32) -> cutlass.Boolean:
-        """Up to four requests have every other column, so that no lane has two of them to sample for."""
-        return num_requests <= MAX_REQUESTS // 2
-
-    def requests_of(lane: cutlass.Int32, num_requests: cutlass.Int32) -> list[cutlass.Int32]:
-        """The requests of the two columns whose sums the lane holds; MAX_REQUESTS stands for none."""
-        spread, pair = is_spread(num_requests), lane % 4
-        first = cutlass.Int32(cutlass.select_(spread, pair, pair * 2))
-        return [first, cutlass.Int32(cutlass.select_(spread, cutlass.Int32(MAX_REQUESTS), pair * 2 + 1))]
 
     @cute.jit
     def look_ahead(
@@ -234,96 +147,6 @@ def markov_gumbel_sampling(
                         found = candidates.candidate(noised, first_token + row)
                         best[2 * i], best[2 * i + 1] = candidates.larger(found, (best[2 * i], best[2 * i + 1]))
 
-    def leave_best(best: cute.Tensor, board: cute.Tensor, warp: cutlass.Int32, lane: cutlass.Int32) -> None:
-        """The best candidate of the warp for each column onto the CTA's board."""
-        for i in range(2):
-            found = candidates.largest_of_lanes((best[2 * i], best[2 * i + 1]), (4, 8, 16))
-            best[2 * i], best[2 * i + 1] = found
-        _store_quad(best, board, warp * (MAX_REQUESTS // 2) + lane % 4, lane < 4)
-
-    @cute.jit
-    def publish_best(
-        board: cute.Tensor,
-        slots: cute.Pointer,
-        table: cute.Tensor,
-        epoch: cutlass.Uint32,
-        step: cutlass.Int32,
-        num_requests: cutlass.Int32,
-        cta: cutlass.Int32,
-        warp: cutlass.Int32,
-        lane: cutlass.Int32,
-    ) -> None:
-        """Publish the CTA's candidates; requests that do not exist get the epoch too, see `candidates`."""
-        for request in cutlass.range(warp, MAX_REQUESTS, warps, unroll=1):
-            column = cutlass.Int32(cutlass.select_(is_spread(num_requests), request * 2 % MAX_REQUESTS, request))
-            at = (cutlass.min(lane, warps - 1) * MAX_REQUESTS + column) * 2
-            found = candidates.largest_of_warp((board[at], board[at + 1]))
-            if lane == 0:
-                slot = (step * MAX_REQUESTS + request) * num_ctas + cta
-                candidates.publish(slots + slot, candidates.word_of(found, epoch), "gpu")
-            if request < num_requests and lane < -(-tile.row_bytes // LINE_BYTES):
-                start = cutlass.Int64(candidates.token_of(found)) * markov_rank + lane * (LINE_BYTES // 2)
-                _prefetch(table.iterator + start)
-
-    @cute.jit
-    def tell_ranks(
-        slots: cute.Pointer,
-        peers: cute.Tensor,
-        rank: cutlass.Int32,
-        patience: cute.Tensor,
-        epoch: cutlass.Uint32,
-        step: cutlass.Int32,
-        num_requests: cutlass.Int32,
-        cta: cutlass.Int32,
-        warp: cutlass.Int32,
-        lane: cutlass.Int32,
-    ) -> None:
-        """Send this rank's winners to all ranks, itself included: to slot `ahead` of the one so many places ahead.
-
-        Each request has a CTA of its own for that, as far as there are enough.
-        """
-        ahead = cutlass.min(lane, world_size - 1)
-        peer = peers[(rank + ahead) % world_size]
-        for request in cutlass.range(warp, MAX_REQUESTS, warps, unroll=1):
-            if request * num_ctas // MAX_REQUESTS == cta:
-                row = step * MAX_REQUESTS + request
-                word = cute.make_rmem_tensor((1,), cutlass.Int64)
-                word[0] = cutlass.Int64(candidates.word_of((cutlass.Uint32(0), cutlass.Uint32(0)), epoch))
-                if request < num_requests:
-                    found = candidates.await_largest(slots + row * num_ctas, num_ctas, epoch, patience, lane, "gpu")
-                    word[0] = cutlass.Int64(candidates.word_of(found, epoch))
-                if lane < world_size:
-                    address = peer + cutlass.Int64(row * world_size + ahead) * 8
-                    there = cute.make_ptr(cutlass.Int64, address, cute.AddressSpace.gmem, assumed_align=8)
-                    candidates.publish(there, word[0], "sys")
-
-    @cute.jit
-    def find_winners(
-        slots: cute.Pointer,
-        winners: cute.Tensor | None,
-        previous: cute.Tensor,
-        draft_tokens: cute.Tensor,
-        patience: cute.Tensor,
-        epoch: cutlass.Uint32,
-        step: cutlass.Int32,
-        cta: cutlass.Int32,
-        warp: cutlass.Int32,
-        lane: cutlass.Int32,
-    ) -> None:
-        """Each request's next token, for this CTA's next step and from the first CTA for the caller."""
-        for request in cutlass.range(warp, draft_tokens.shape[0], warps, unroll=1):
-            row = step * MAX_REQUESTS + request
-            if cutlass.const_expr(exchanged):
-                words = winners.iterator + row * world_size
-                found = candidates.await_largest(words, world_size, epoch, patience, lane, "sys")
-            else:
-                found = candidates.await_largest(slots + row * num_ctas, num_ctas, epoch, patience, lane, "gpu")
-            token = candidates.token_of(found)
-            if lane == 0:
-                previous[request] = cutlass.min(token, vocab_size - 1)
-                if cta == 0:
-                    draft_tokens[request, step] = cutlass.Int64(token)
-
     @cute.kernel
     def device(
         base_logits: cute.Tensor,
@@ -382,7 +205,7 @@ def markov_gumbel_sampling(
         prepare(sample_idx_mapping, sample_pos, seeds, temperature, states, temperatures, prefixes, thread)
         cute.arch.sync_threads()
 
-        embeddings = cute.make_rmem_tensor((pieces * 4,), cutlass.Int32)
+        embeddings = cute.make_rmem_tensor((tile.pieces * 4,), cutlass.Int32)
         embeddings.fill(0)
         sums = cute.make_rmem_tensor((chains * ITEM,), cutlass.Float32)
         bases = cute.make_rmem_tensor((4 * warp_blocks,), cutlass.BFloat16)
@@ -445,13 +268,3 @@ def markov_gumbel_sampling(
         )
 
     return host
-
-
-@cute.jit
-def _store_quad(values: cute.Tensor, board: cute.Tensor, at: cutlass.Int32, condition: cutlass.Boolean) -> None:
-    if condition:
-        cute.autovec_copy(values, cute.local_tile(board, (4,), (at,)))
-
-
-def _prefetch(pointer: cute.Pointer) -> None:
-    cute.arch.inline_ptx("prefetch.global.L2 [{$r0}];", read_only_args=[pointer.toint()])
