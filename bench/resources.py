@@ -14,7 +14,7 @@ KV_BLOCK_BYTES = 4096  # of the paged attention's ring: 16 keys and values of on
 
 
 def resources(entries: Sequence[Entry], specializations: Mapping[str, Specialization]) -> dict[str, Mapping[str, Any]]:
-    """By recipe: registers, stack and local bytes a thread (spills show there), shared bytes a block.
+    """By recipe: the kernel, registers, stack and local bytes a thread (spills show there), shared bytes a block.
 
     `specializations` by recipe. Empty where NVIDIA's disassembler is not installed.
     """
@@ -24,6 +24,7 @@ def resources(entries: Sequence[Entry], specializations: Mapping[str, Specializa
     for entry in entries:
         code = disassemble(entry.read_artifact(), str(entry.key))
         found[entry.key.recipe] = {
+            "kernel": entry.key.kernel,
             "registers": code.registers,
             "stack_bytes": code.stack,
             "local_bytes": code.local,

@@ -73,26 +73,21 @@ def _aim(aim_us: float | None, median: float) -> str:
 
 
 def _resources(result: Mapping[str, Any]) -> Iterator[str]:
-    """What each kernel takes of a multiprocessor: the range over its artifacts in this run."""
-    # the first results of parts knew static shared memory only
-    resources = {recipe: took for recipe, took in result.get("resources", {}).items() if "shared_bytes" in took}
-    launches = [each["launch"] for each in result["launches"]]
-    launches += [launch for each in result.get("parts", []) for launch in each["part"]["launches"].values()]
-    by_kernel: dict[str, dict[str, Mapping[str, Any]]] = {}
-    for launch in launches:
-        if launch["recipe"] in resources:
-            by_kernel.setdefault(launch["kernel"], {})[launch["recipe"]] = resources[launch["recipe"]]
+    """What each kernel takes of a multiprocessor: the range over its artifacts that the run asked for."""
+    by_kernel: dict[str, list[Mapping[str, Any]]] = {}
+    for took in result.get("resources", {}).values():
+        if "kernel" in took:  # the first results of parts knew less
+            by_kernel.setdefault(took["kernel"], []).append(took)
     if by_kernel:
         head = [
             "### What the kernels take",
             "",
-            "From the machine code of the artifacts in this run; the smallest and the largest figure of each kernel.",
+            "Of the artifacts' machine code and the kernels' tilings; each kernel's smallest and largest figure.",
             "",
             "| kernel | artifacts | registers a thread | shared bytes a block | spilled bytes a thread |",
             "|---|---|---|---|---|",
         ]
-        rows = [_resource_row(kernel, list(took.values())) for kernel, took in sorted(by_kernel.items())]
-        yield "\n".join([*head, *rows])
+        yield "\n".join([*head, *(_resource_row(kernel, took) for kernel, took in sorted(by_kernel.items()))])
 
 
 def _resource_row(kernel: str, took: Sequence[Mapping[str, Any]]) -> str:

@@ -211,7 +211,7 @@ def part_result(median=9.0, aim=8.0):
 
 
 def test_a_part_names_every_contender_and_what_was_absent():
-    took = {"registers": 90, "stack_bytes": 0, "local_bytes": 8, "shared_bytes": 1024}
+    took = {"kernel": "k", "registers": 90, "stack_bytes": 0, "local_bytes": 8, "shared_bytes": 1024}
     text = table.markdown({**result(), "parts": [part_result()], "resources": {"r": took}}, "x.json")
 
     row = "| attention | 18.00 | 4.50 | 9.00 (8.90..9.10) | 2.00 | 2.00 | FA3 18.00 (2.00); absent: Marlin |"
