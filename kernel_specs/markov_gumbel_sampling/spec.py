@@ -190,7 +190,6 @@ SPEC = KernelSpec(
     instructions=(
         "UBLKCP",  # bulk copies of the weight
         "HMMA.16816.F32.BF16",
-        "REDUX",
         "CCTL",  # the prefetch of an embedding
         "LDG.E.64.STRONG.GPU",
         "STG.E.64.STRONG.GPU",
