@@ -126,6 +126,8 @@ def _plan(frame: Frame, own: Mapping[str, Any], keys: Sequence[Key], statics: Se
     for name, kind in HEADER.items():
         _require(kind, [own[name]])
     _require(str, own["providers"].values())
+    if min(own["tp"], own["query_length"], own["rows"]) < 1 or min(own["workspace_bytes"], own["symmetric_bytes"]) < 0:
+        raise ValueError("a size that none can have")
     return Plan(
         stage=Stage(own["stage"]),
         providers=own["providers"],

@@ -122,6 +122,11 @@ WRONG = {
     "launches that are no table": lambda values: values["frame"].update(launches=[]),
     "a plan that is a list": lambda values: values.update(plan=[]),
     "statics that are no mapping": lambda values: values["plan"].update(statics=[3]),
+    "no rows": lambda values: values["plan"].update(rows=0),
+    "a query of no tokens": lambda values: values["plan"].update(query_length=0),
+    "no ranks": lambda values: values["plan"].update(tp=-1),
+    "a workspace below nothing": lambda values: values["plan"].update(workspace_bytes=-1),
+    "an exchange below nothing": lambda values: values["plan"].update(symmetric_bytes=-1),
 }
 
 
