@@ -78,9 +78,8 @@ class BoundPlan:
     def bind(self, tensors: Tensors) -> None:
         """Bind weights, inputs, KV caches or outputs by buffer name, now or anew. Raises BindingError."""
         started = time.perf_counter()
-        touched = self._binding.bind(tensors)
+        touched = self._binding.bind(tensors, self._check_context)
         if self._binding.arena is not None:
-            self._check_context()
             for launch in touched if self._program else self.plan.launches:
                 self._slots[launch.name] = self._binding.arguments(launch)
             self._program = tuple((self._calls[each.name], self._slots[each.name]) for each in self.plan.launches)
@@ -123,10 +122,10 @@ class BoundPlan:
         self._binding.require_complete()
         return tuple((each, self._calls[each.name], list(self._slots[each.name])) for each in self.plan.launches)
 
-    def _check_context(self) -> None:
+    def _check_context(self, sizes: Mapping[str, int]) -> None:
         """Position tables have a row, and block tables room, for every token that a request may hold."""
         wanted = self._max_context or 0
-        for name, size in self._binding.sizes.items():
+        for name, size in sizes.items():
             tokens = _TOKENS.get(name.rpartition(".")[2])
             if tokens is not None and size * tokens < wanted:
                 raise BindingError(

@@ -72,6 +72,14 @@ def compact_strides(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(made[: len(shape)]))
 
 
+def as_compact(tensor: Value) -> Value:
+    """The same memory, with the strides of its shape where only axes of size 1 differ from them."""
+    wanted = compact_strides(tensor.shape)
+    if tensor.stride() == wanted or not tensor.is_contiguous():
+        return tensor
+    return tensor.as_strided(tuple(tensor.shape), wanted)
+
+
 def _argument(content: Mapping[str, Any], dtypes: Mapping[str, str]) -> Argument:
     fields = {name: tuple(item) if isinstance(item, list) else item for name, item in content.items() if name != "kind"}
     kind = {"Tensor": Tensor, "Scalar": Scalar}[content["kind"]]

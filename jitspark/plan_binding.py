@@ -5,13 +5,13 @@ was found and what was needed. Imports torch only where memory is allocated.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from jitspark.errors import BindingError
 from jitspark.key import plain
-from jitspark.launch_signature import Problem, Signature, compact_strides, dtype_name
+from jitspark.launch_signature import Problem, Signature, as_compact, dtype_name
 from jitspark.plan import Buffer, Kind, Launch, Plan, ScalarArgument, Size, TensorArgument
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 CALLERS = (Kind.INPUT, Kind.WEIGHT, Kind.KV_CACHE)  # whose tensors the caller brings
 IN_SYMMETRIC_MEMORY = (Kind.SYMMETRIC, Kind.SIGNAL)
+PLACE = 16  # bytes; what every kernel's vectors are aligned to
 
 Tensors = Mapping[str, "torch.Tensor"]
 
@@ -76,19 +77,21 @@ class Binding:
         self.arena: torch.Tensor | None = None
         self.tensors: dict[str, torch.Tensor] = {}
 
-    def bind(self, tensors: Tensors) -> tuple[Launch, ...]:
+    def bind(self, tensors: Tensors, check: Callable[[Mapping[str, int]], None] | None = None) -> tuple[Launch, ...]:
         """Put these tensors in the places of the buffers that they are named after, and return the launches touched.
 
-        Once all of the caller's tensors are there, the plan's own are made. Raises BindingError and changes nothing
-        when one does not fit.
+        Once all of the caller's tensors are there, the plan's own are made, and `check` may refuse the sizes. Raises
+        BindingError and changes nothing when one does not fit.
         """
         for name, tensor in tensors.items():
             self._check_buffer(name, tensor)
-        candidate = {**self.tensors, **{name: _canonical(tensor) for name, tensor in tensors.items()}}
+        candidate = {**self.tensors, **{name: as_compact(tensor) for name, tensor in tensors.items()}}
         sizes = {**self.sizes, **self._named_sizes(tensors)}
         touched = tuple({each.name: each for name in tensors for each in self._launches_of.get(name, ())}.values())
         arena = self.arena
         if not self._missing(candidate):
+            if check is not None:
+                check(sizes)
             if arena is None:
                 arena = self._make_arena()
                 candidate |= self._own(candidate, sizes, arena)
@@ -160,16 +163,23 @@ class Binding:
         given = self._given_arena
         if given is None:
             return torch.zeros(size, dtype=torch.uint8, device=self.device)
-        if given.device != self.device or dtype_name(given) != "uint8" or given.numel() < size:
-            found = f"{given.numel()} of {dtype_name(given)} on {given.device}"
-            raise self._error("workspace", found, f"{size} bytes (uint8) on {self.device}")
+        if not self._has_places(given, size):
+            raise self._error("workspace", _bytes_of(given), self._bytes_needed(size))
         return given
 
+    def _has_places(self, memory: "torch.Tensor", size: int) -> bool:
+        """Whether buffers of any dtype can lie in its first `size` bytes."""
+        plain_bytes = dtype_name(memory) == "uint8" and memory.dim() == 1 and memory.is_contiguous()
+        return plain_bytes and memory.device == self.device and len(memory) >= size and not memory.data_ptr() % PLACE
+
+    def _bytes_needed(self, size: int) -> str:
+        return f"{size} bytes (uint8, one axis, compact, at a multiple of {PLACE}) on {self.device}"
+
     def _symmetric(self) -> SymmetricMemory:
-        memory = self.symmetric
-        if memory is None or memory.local.numel() < self.plan.symmetric_bytes or len(memory.addresses) != self.plan.tp:
-            found = "none" if memory is None else f"{memory.local.numel()} bytes of {len(memory.addresses)} ranks"
-            raise self._error("symmetric memory", found, f"{self.plan.symmetric_bytes} bytes of {self.plan.tp} ranks")
+        memory, size, ranks = self.symmetric, self.plan.symmetric_bytes, self.plan.tp
+        if memory is None or len(memory.addresses) != ranks or not self._has_places(memory.local, size):
+            found = "none" if memory is None else f"{_bytes_of(memory.local)}, of {len(memory.addresses)} ranks"
+            raise self._error("symmetric memory", found, f"{self._bytes_needed(size)}, of {ranks} ranks")
         return memory
 
     def _addresses(self, buffer: Buffer, sizes: Mapping[str, int]) -> "torch.Tensor":
@@ -202,11 +212,8 @@ class Binding:
     def _value(self, argument: TensorArgument | ScalarArgument, tensors: Tensors, sizes: Mapping[str, int]) -> Any:
         if isinstance(argument, TensorArgument):
             tensor = tensors[argument.buffer]
-            return (
-                tensor
-                if argument.shape is None
-                else tensor.view(self._resolved(argument.buffer, argument.shape, sizes))
-            )
+            shape = argument.shape
+            return tensor if shape is None else tensor.view(self._resolved(argument.buffer, shape, sizes))
         if not isinstance(argument.value, str):
             return argument.value
         known = {**sizes, **self._numbers}
@@ -216,10 +223,10 @@ class Binding:
 
     def _check_launch(self, launch: Launch, tensors: Tensors, sizes: Mapping[str, int]) -> None:
         """Hold the launch against its kernel's signature; launches alike in everything are looked at once."""
+        values = [self._value(argument, tensors, sizes) for argument in launch.arguments]
         signature = self._signatures.get(launch.name)
         if signature is None:
             return
-        values = [self._value(argument, tensors, sizes) for argument in launch.arguments]
         alike = (id(signature), *map(_looks, launch.arguments, values))
         if alike in self._good:
             return
@@ -256,12 +263,9 @@ def title(plan: Plan) -> str:
     return f"{plan.stage} plan of {plan.geometry} at TP {plan.tp}, {plan.rows} rows"
 
 
-def _canonical(tensor: "torch.Tensor") -> "torch.Tensor":
-    """The same memory, with the strides of its shape where only axes of size 1 differ from them."""
-    wanted = compact_strides(tensor.shape)
-    if tensor.stride() == wanted or not tensor.is_contiguous():
-        return tensor
-    return tensor.as_strided(tuple(tensor.shape), wanted)
+def _bytes_of(memory: "torch.Tensor") -> str:
+    off = memory.data_ptr() % PLACE
+    return f"{list(memory.shape)} of {dtype_name(memory)} on {memory.device}, {off} bytes off a multiple of {PLACE}"
 
 
 def _launches_of(plan: Plan) -> dict[str, tuple[Launch, ...]]:

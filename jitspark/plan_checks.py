@@ -98,6 +98,8 @@ def _own_problems(plan: Plan, known: _Known) -> Iterator[Problem]:
     for each in plan.buffers:
         if each.kind in SIZED and not _is_shape(each.shape):
             yield Problem(each.name, f"shape {list(each.shape)}", "sizes above 0, or names")
+        if each.kind is Kind.PEERS and each.shape != (plan.tp,):
+            yield Problem(each.name, f"shape {list(each.shape)}", f"an address for each of {plan.tp} ranks")
     yield from _place_problems(plan, known)
 
 
@@ -108,8 +110,9 @@ def _buffer_problems(buffer: Buffer, named: Mapping[str, Buffer]) -> Iterator[Pr
         yield Problem(buffer.name, f"{len(buffer.strides)} strides for {len(buffer.shape)} axes", "one for each axis")
     if not _is_shape(buffer.shape):
         yield Problem(buffer.name, f"shape {list(buffer.shape)}", "sizes above 0, or names")
-    if buffer.kind is Kind.PEERS and buffer.of not in named:
-        yield Problem(buffer.name, f"addresses of {buffer.of!r}", "addresses of a buffer of the plan")
+    mapped = named.get(buffer.of or "")
+    if buffer.kind is Kind.PEERS and (mapped is None or mapped.kind not in ARENAS[1]):
+        yield Problem(buffer.name, f"addresses of {buffer.of!r}", "those of a buffer that all ranks map")
 
 
 def _is_shape(shape: Sequence[Size]) -> bool:

@@ -147,6 +147,19 @@ def test_a_context_that_tables_cannot_hold_is_refused():
         ReferenceExecutor(plan, tensors, max_context=49)
 
 
+def test_tables_that_were_refused_are_not_what_runs():
+    plan = plan_of()
+    tensors = tensors_for(plan)
+    executor = ReferenceExecutor(plan, tensors, max_context=48)
+    short = {"layers.0.block_table": tensors["layers.0.block_table"][:, :2]}
+
+    for _ in range(2):  # the second time it must not be taken for what is bound already
+        with pytest.raises(BindingError, match="max_blocks = 2"):
+            executor.run(short)
+
+    assert executor.tensors["layers.0.block_table"] is tensors["layers.0.block_table"]
+
+
 def test_two_executors_may_share_an_arena_when_they_take_turns():
     plan = plan_of()
     arena = torch.zeros(plan.workspace_bytes, dtype=torch.uint8)

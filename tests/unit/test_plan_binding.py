@@ -14,7 +14,7 @@ from jitspark.geometry import deployment  # noqa: E402
 from jitspark.key import recipe_of  # noqa: E402
 from jitspark.launch_signature import Signature  # noqa: E402
 from jitspark.plan import Kind  # noqa: E402
-from jitspark.plan_binding import Binding, local_memory  # noqa: E402
+from jitspark.plan_binding import Binding, SymmetricMemory, local_memory  # noqa: E402
 from jitspark.record import Record  # noqa: E402
 from jitspark.registry import specializations  # noqa: E402
 
@@ -180,9 +180,25 @@ def test_kv_caches_are_bound_again_with_other_sizes_and_strides(drawn):
     assert bound.arguments(touched[0])[-2] is token_major
 
 
-@pytest.mark.parametrize("arena", [torch.zeros(10, dtype=torch.uint8), torch.zeros(10**7)], ids=["small", "float"])
-def test_an_arena_that_does_not_fit_is_refused(drawn, arena):
-    assert "uint8" in refused(drawn, arena=arena).needed
+WRONG_MEMORY = {
+    "small": lambda: torch.zeros(10, dtype=torch.uint8),
+    "float": lambda: torch.zeros(10**7),
+    "elsewhere": lambda: torch.zeros(10**7, dtype=torch.uint8, device="meta"),
+    "two axes": lambda: torch.zeros(2, 10**7, dtype=torch.uint8),
+    "with gaps": lambda: torch.zeros(2 * 10**7, dtype=torch.uint8)[::2],
+    "off alignment": lambda: torch.zeros(10**7, dtype=torch.uint8)[1:],
+}
+
+
+@pytest.mark.parametrize("name", WRONG_MEMORY)
+def test_memory_that_buffers_cannot_lie_in_is_refused(drawn, name):
+    memory = WRONG_MEMORY[name]()
+    assert "uint8" in refused(drawn, arena=memory).needed
+
+    plan = plan_of(tp=2)
+    symmetric = SymmetricMemory(memory, (0, 0))
+    with pytest.raises(BindingError, match="symmetric memory"):
+        Binding(plan, "cpu", symmetric=symmetric, numbers={"rank": 0, "timeout_us": 1}).bind(drawn_for_two_ranks())
 
 
 def test_buffers_lie_in_the_arena_where_the_plan_says(drawn):
@@ -195,10 +211,25 @@ def test_buffers_lie_in_the_arena_where_the_plan_says(drawn):
             assert bound.tensors[buffer.name].data_ptr() == arena.data_ptr() + buffer.offset
 
 
-def test_what_ranks_exchange_needs_memory_that_they_map_and_numbers():
+@functools.cache
+def drawn_for_two_ranks():
     plan, generator = plan_of(tp=2), torch.Generator().manual_seed(1)
     step = random_step(plan, (40, 9), generator)
-    tensors = {**random_weights(plan, generator), **step.inputs, **step.kv_caches}
+    return {**random_weights(plan, generator), **step.inputs, **step.kv_caches}
+
+
+def test_a_number_that_nobody_gives_is_missed_before_anything_changes():
+    plan, tensors = plan_of(tp=2), drawn_for_two_ranks()
+    bound = Binding(plan, "cpu", symmetric=local_memory(plan, "cpu"))  # no signatures, as references have none
+
+    with pytest.raises(BindingError, match="no value for this number"):
+        bound.bind(tensors)
+
+    assert not bound.tensors
+
+
+def test_what_ranks_exchange_needs_memory_that_they_map_and_numbers():
+    plan, tensors = plan_of(tp=2), drawn_for_two_ranks()
     options = {"signatures": signatures_of(tp=2), "numbers": {"rank": 1, "timeout_us": 5}}
 
     with pytest.raises(BindingError, match="symmetric memory"):

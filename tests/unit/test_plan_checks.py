@@ -119,6 +119,14 @@ BROKEN = {
         lambda plan: with_buffer(plan, "layers.0.kv_cache", strides=(1,)),
         "layers.0.kv_cache: 1 strides for 4 axes",
     ),
+    "addresses of what no other rank maps": (
+        lambda plan: with_buffer(plan, "branch", kind=Kind.PEERS, of="stream"),
+        "branch: addresses of 'stream'",
+    ),
+    "addresses for another number of ranks": (
+        lambda plan: with_buffer(plan, "branch", kind=Kind.PEERS, shape=(2,)),
+        "branch: shape [2]",
+    ),
     "a name twice": (lambda plan: with_buffer(plan, "branch", name="qkvg"), "buffers: a name twice"),
     "no key": (lambda plan: with_launch(plan, "layers.0.o_proj", key=None), "layers.0.o_proj: provider cute, key None"),
     "another kernel's key": (

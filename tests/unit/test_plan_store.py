@@ -165,6 +165,12 @@ def test_a_damaged_plan_is_refused_where_none_may_be_made_and_made_anew_elsewher
     assert PlanStore([layer]).find(REQUEST) == plan
 
 
+def test_a_plan_for_other_requests_or_another_host_is_no_answer(plan):
+    assert REQUEST.is_answered_by(plan)
+    for changed in ({"query_length": 4}, {"host": "another-linux"}, {"rows": 8}, {"tp": 2}):
+        assert not REQUEST.is_answered_by(replace(plan, **changed)), changed
+
+
 def test_a_link_and_a_file_that_others_may_change_are_refused(tmp_path, layer, plan):
     (layer.root / PLANS).mkdir(mode=0o755)
     (tmp_path / "elsewhere.json").write_bytes(to_bytes(plan))
