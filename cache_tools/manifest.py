@@ -18,6 +18,8 @@ from jitspark.record import Record
 VERSION = 1
 MAX_FILES = 200_000
 MAX_TOTAL_BYTES = 8 * 1024**3
+# How often a manifest of so many files can have these; of more, JSON would make twenty times its bytes.
+_MAX_COUNTS = {b"[": 16, b"{": MAX_FILES + 16, b",": 4 * MAX_FILES}
 
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 _WORD = re.compile(r"[A-Za-z0-9_.-]{1,256}\Z")
@@ -93,6 +95,8 @@ def _subtree(leaves: Sequence[bytes]) -> bytes:
 def manifest_from_bytes(content: bytes, where: str) -> Manifest:
     """The manifest in `content`: canonical, its files sorted and allowed, its root theirs. Raises PackError."""
     where = f"{where}: {MANIFEST}"
+    if not content.isascii() or any(content.count(mark) > most for mark, most in _MAX_COUNTS.items()):
+        raise bad_pack(where, "more than a manifest can hold", f"a manifest of version {VERSION}, of {MAX_FILES} files")
     try:
         value = json.loads(content)
     except (ValueError, RecursionError):

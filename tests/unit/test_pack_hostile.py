@@ -134,6 +134,18 @@ def test_a_bomb_is_refused_after_its_first_blocks(tmp_path, layer):
         refused(compress(tmp_path / "zeros.tar.zst", bytes(2**26)), layer)
 
 
+@pytest.mark.parametrize("item", [b"[]", b"{}", b'"a"', b"1", b'"' + "\U0001f600".encode() + b'"'])
+def test_a_manifest_that_would_take_much_memory_is_refused_unread(tmp_path, layer, item):
+    content = b'{"files":[%s],"version":1}' % b",".join([item] * 900_000)
+    member = tarfile.TarInfo("MANIFEST.json")
+    member.size, member.mode = len(content), 0o444
+
+    with limited_memory(60 * 2**20):
+        found = refused(write_pack(tmp_path / "large.tar.zst", [(member, content)]), layer)
+
+    assert "more than a manifest can hold" in found
+
+
 @contextlib.contextmanager
 def limited_memory(more):
     """Whoever takes so much more memory fails."""
