@@ -31,6 +31,9 @@ __all__ = ["MuseSparkDSparkDecoderLayer", "MuseSparkDSparkForCausalLM", "MuseSpa
 
 logger = init_logger(__name__)
 
+# of vLLM's speculator, under the names that the sampler has for them
+SAMPLING_STATE = ("sample_indices", "sample_idx_mapping", "sample_pos", "seeds", "temperature", "draft_tokens")
+
 
 class MuseSparkDSparkModel(stock.MuseSparkDSparkModel):  # type: ignore[misc] # vLLM is seen as Any
     """The draft's layers and its keys and values of context rows.
@@ -74,12 +77,11 @@ class MuseSparkDSparkModel(stock.MuseSparkDSparkModel):  # type: ignore[misc] # 
         input_embeds: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Hidden states [rows, hidden], after the final norm, of the draft's query rows."""
-        hidden_states = self.embed_input_ids(input_ids) if input_embeds is None else input_embeds
-        if self.specialized_draft is not None:
-            fused = self.specialized_draft.run(positions, hidden_states)
-            if fused is not None:
-                return fused
-        return super().forward(input_ids, positions, hidden_states)
+        if input_embeds is None:
+            input_embeds = self.embed_input_ids(input_ids)
+        draft = self.specialized_draft
+        fused = None if draft is None else draft.run(positions, input_embeds)
+        return super().forward(input_ids, positions, input_embeds) if fused is None else fused
 
 
 class MuseSparkDSparkForCausalLM(stock.MuseSparkDSparkForCausalLM):  # type: ignore[misc] # as above
@@ -101,9 +103,10 @@ class MuseSparkDSparkForCausalLM(stock.MuseSparkDSparkForCausalLM):  # type: ign
         self.sample_sequential = self._sample_sequential_fused
 
     def output_logit_transform_params(self) -> tuple[float, float | None]:
-        """(multiplier, soft cap) of `apply_output_logit_transform`; the cap is None where logits are not capped.
+        """What logits are multiplied by, and the bound that tanh then keeps them within (None: no bound).
 
-        The fused loop computes the transform from these, so a subclass that changes the one must change the other.
+        The fused loop applies both by itself. A class with another `apply_output_logit_transform`, which is what stock
+        calls, has to answer for it here.
         """
         return self.output_multiplier, self.output_soft_cap_temp
 
@@ -126,7 +129,8 @@ class MuseSparkDSparkForCausalLM(stock.MuseSparkDSparkForCausalLM):  # type: ign
 
         Raises RuntimeError when it, or the sampling loop, is already built: their graphs read the old weights.
         """
-        if self.model.specialized_draft is not None or self._markov_sampler is not None:
+        built = (self.model.specialized_draft, self._markov_sampler)
+        if any(each is not None for each in built):
             raise RuntimeError(
                 "The Muse Spark specialized decode does not support reloading the DSpark draft's weights"
             )
@@ -143,27 +147,20 @@ class MuseSparkDSparkForCausalLM(stock.MuseSparkDSparkForCausalLM):  # type: ign
         self, speculator: "DSparkSpeculator", num_reqs: int, head_hidden: torch.Tensor
     ) -> bool:
         """The speculator's `sample_sequential` hook: all proposals of `num_reqs` requests. Always True: done."""
-        if self._markov_sampler is None:
-            self._markov_sampler = self._build_markov_sampler(speculator)
-        draft_logits = _draft_logits_values(speculator)
-        assert draft_logits is not None, "the sampler is not built without a cache of draft logits"
-        self._markov_sampler.sample(
-            num_reqs,
-            head_hidden,
-            sample_indices=speculator.sample_indices,
-            sample_idx_mapping=speculator.sample_idx_mapping,
-            sample_pos=speculator.sample_pos,
-            input_ids=speculator.input_buffers.input_ids,
-            anchor_idx=speculator._anchor_idx,  # noqa: SLF001 - the hook's contract in 0.33.0
-            seeds=speculator.seeds,
-            temperature=speculator.temperature,
-            draft_tokens=speculator.draft_tokens,
-            draft_logits=draft_logits,
-        )
+        sampler = self._markov_sampler
+        if sampler is None:
+            sampler = self._markov_sampler = self._build_markov_sampler(speculator)
+        cache = _draft_logits_values(speculator)
+        assert cache is not None, "the sampler is not built without a cache of draft logits"
+        state = {name: getattr(speculator, name) for name in SAMPLING_STATE}
+        anchors = speculator._anchor_idx  # noqa: SLF001 - the hook's contract in 0.33.0
+        ids = speculator.input_buffers.input_ids
+        sampler.sample(num_reqs, head_hidden, input_ids=ids, anchor_idx=anchors, draft_logits=cache, **state)
         return True
 
     def _build_markov_sampler(self, speculator: "DSparkSpeculator") -> "MarkovSampler":
-        if speculator.use_confidence_head or speculator.use_acceptance_estimator:
+        adaptive = speculator.use_confidence_head, speculator.use_acceptance_estimator
+        if any(adaptive):
             raise ValueError(
                 "The Muse Spark specialized decode's fused DSpark Markov loop computes neither the confidence head's "
                 "outputs nor the acceptance estimates: it does not run with adaptive verification."
