@@ -117,7 +117,7 @@ def write(path: Path, head: Mapping[str, Any], points: Sequence[Mapping[str, Any
 
 
 def _points(options: argparse.Namespace) -> list[Point]:
-    """Every asked combination; with `--sweep`, what issue 5 lists: fewer experts, other contexts, more rows."""
+    """Every asked combination; with `--sweep`, fewer experts, other contexts, more rows."""
     asked = [Point(*each) for each in itertools.product(options.m, options.ctx, options.distinct_experts)]
     if not options.sweep:
         return asked
