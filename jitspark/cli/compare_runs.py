@@ -21,8 +21,11 @@ from jitspark.plan_binding import local_memory, title
 from jitspark.planning import Plans, Served
 from jitspark.runtime.parts import PARTS, STOCK
 from jitspark.settings import Settings
+from jitspark.weights_contract import contract, held
 
 if TYPE_CHECKING:  # torch is imported once it is known to be there
+    import torch
+
     from jitspark.bound_plan import BoundPlan
     from jitspark.checking.plan_compare import Judged
 
@@ -66,7 +69,8 @@ def compare(served: Served, chosen: Comparing, settings: Settings, *, as_json: b
 def judged(served: Served, rows: int, context: int, settings: Settings) -> "list[Judged]":
     """How each launch of a decode step, by this machine's GPU, compares with its references.
 
-    Raises UsageError without torch or a GPU that it can use, and what making, building and binding a plan raise.
+    Raises UsageError without torch or a GPU that it can use, DeviceMemoryError for too small a one, and what
+    making, building and binding a plan raise.
     """
     _require_torch()
     request = served.request(Stage.DECODE, rows)
@@ -86,6 +90,7 @@ def _judged(
     from jitspark.reference_executor import ReferenceExecutor
 
     device = "cpu" if subject == TORCH else "cuda"
+    _require_memory(plan, torch.device(device))
     generator = torch.Generator(device=device).manual_seed(chosen.seed)
     weights = random_weights(plan, generator, max_positions=max(chosen.context, plan.query_length))
     step = random_step(plan, _lengths(plan, chosen.context), generator)
@@ -103,6 +108,16 @@ def _judged(
         TORCH: lambda: _torch(plan, bound(plan)),
     }
     return compare_runs(runs[subject](), reference, OTHER_PROVIDER if subject == STOCK else KERNEL_BOUNDS)
+
+
+def _require_memory(plan: Plan, device: "torch.device") -> None:
+    """Raise DeviceMemoryError where the plan's weights alone are more than is free: 66 GB for a whole rank at TP 8."""
+    from jitspark.runtime import device_memory
+
+    both = held(contract([plan]))
+    remedy = "Compare a geometry with fewer layers (--geometry FILE), or use a device with more memory."
+    needed, free = both.shared + both.twice, device_memory.free_bytes(device)
+    device_memory.check(f"random weights of a {title(plan)}", device, needed, free, remedy)
 
 
 def request_for(served: Served, like: Any) -> Any:

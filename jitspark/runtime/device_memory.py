@@ -5,6 +5,7 @@ import torch
 from jitspark.errors import DeviceMemoryError
 
 GIB = 1 << 30
+REMEDY = "Use more ranks or GPUs with more memory, or run without the specialized decode."
 
 
 def free_bytes(device: torch.device) -> int:
@@ -17,14 +18,14 @@ def free_bytes(device: torch.device) -> int:
     return int(lines["MemAvailable"].split()[0]) * 1024
 
 
-def check(where: str, device: torch.device, needed: int, free: int) -> None:
+def check(where: str, device: torch.device, needed: int, free: int, remedy: str = REMEDY) -> None:
     """Raises DeviceMemoryError, which names both, where less is free than needed."""
     if free < needed:
         raise DeviceMemoryError(
             where=f"{where} on {device}",
             found=f"{free / GIB:.1f} GiB free",
             needed=f"{needed / GIB:.1f} GiB",
-            remedy="Use more ranks or GPUs with more memory, or run without the specialized decode.",
+            remedy=remedy,
         )
 
 

@@ -10,7 +10,7 @@ from typer.testing import CliRunner  # noqa: E402
 
 from jitspark.checking import torch_kernels  # noqa: E402
 from jitspark.cli.app import app  # noqa: E402
-from jitspark.errors import UsageError  # noqa: E402
+from jitspark.errors import DeviceMemoryError, UsageError  # noqa: E402
 
 TINY = ["compare", "--geometry", "tiny_swa", "--tp", "1", "--target", "sm_90a", "--subject", "torch"]
 
@@ -45,6 +45,16 @@ def test_the_first_launch_that_leaves_its_tolerance_is_named(monkeypatch):
 
     assert result.exit_code == 1
     assert "first divergence: layers.0.pre_qkv_norm (rmsnorm)" in result.stdout
+
+
+def test_weights_that_the_machine_cannot_hold_are_one_error_before_any_is_made(monkeypatch):
+    monkeypatch.setattr("jitspark.runtime.device_memory.free_bytes", lambda _: 1 << 20)
+
+    result = answered()
+
+    assert isinstance(result.exception, DeviceMemoryError)
+    assert "decode plan of tiny_swa" in result.exception.where
+    assert "--geometry" in result.exception.remedy
 
 
 @pytest.mark.parametrize(
