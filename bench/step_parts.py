@@ -1,4 +1,4 @@
-"""The parts of a step that take several launches, or inputs that no random draw gives, with their aims at TP 8 and M = 8.
+"""The parts of a step that take several launches, or inputs that no random draw gives; aims for TP 8 and M = 8.
 
 Runs where geometries can be read; the GPU machine gets the result as JSON and `bench.scenes` builds it.
 """
