@@ -1,5 +1,6 @@
 """The roots that the settings name: as layers to read, of which none is made, and the one to write to."""
 
+import contextlib
 import logging
 import os
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 from jitspark.errors import CacheDirectoryError
 from jitspark.folders import make_root, root_problem
 from jitspark.settings import Settings
-from jitspark.store import Layer
+from jitspark.store import ARTIFACTS, Layer
 
 logger = logging.getLogger("jitspark")
 
@@ -31,12 +32,28 @@ def _readable(layer: Layer) -> bool:
 
 
 def readable_root(root: Path, settings: Settings) -> Layer:
-    """The layer of a root that somebody named. Raises CacheDirectoryError when it may not be used."""
+    """The layer of a root that somebody named. Raises CacheDirectoryError when it may not be used, or is none.
+
+    A directory of something else, as an image layout, would pass for a cache without a fault.
+    """
     root = root.absolute()
     problem = root_problem(root, settings.trust_writable_roots)
     if problem is not None:
         raise _unusable(f"cache directory {root}", problem)
+    if _is_something_else(root):
+        raise CacheDirectoryError(
+            where=f"cache directory {root}",
+            found=f"files, and no {ARTIFACTS} among them",
+            needed="a cache directory of this version's layout, or a pack",
+            remedy="Name the folder that holds it; an image or a wheel has one where it is unpacked or installed.",
+        )
     return Layer(root, writable=False, trusted=settings.trust_writable_roots)
+
+
+def _is_something_else(root: Path) -> bool:
+    with contextlib.suppress(OSError):  # whoever reads entries says that it cannot be read
+        return not (root / ARTIFACTS).is_dir() and bool(os.listdir(root))
+    return False
 
 
 def writable_layer(settings: Settings) -> Layer:

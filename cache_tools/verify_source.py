@@ -78,7 +78,10 @@ def source_lines(result: VerifiedSource) -> Iterator[str]:
     """The result for people."""
     yield from (f"not compared: {each.where}: {each.found}" for each in result.skipped)
     yield from verified_lines(Verified(result.entries, result.plans, result.size, result.bad))
-    if result.signed:
-        yield "every file is signed with a key that --trust names" if not result.bad else "not all is as it was signed"
+    if result.signed and result.bad:
+        yield "not all is as it was signed"
+    elif result.signed:
+        found = result.entries or result.plans
+        yield "every file is signed with a key that --trust names" if found else "nothing is here that could be signed"
     if result.rebuilt is not None:
         yield f"{result.rebuilt} entries compiled again to the same bytes, {len(result.skipped)} not compared"

@@ -22,8 +22,9 @@ from cache_tools.quantities import parse_share
 from cache_tools.signing import ANY, Trust, trust_in
 from cache_tools.sources import Source, read_source
 from cache_tools.unpack import unpack
+from cache_tools.verify_source import source_lines, verify_source
 from jitspark import rebuild as rebuild_module
-from jitspark.errors import PackError, TargetError, UsageError
+from jitspark.errors import CacheDirectoryError, PackError, TargetError, UsageError
 from jitspark.installed_caches import installed_caches
 from jitspark.lookup import Lookup
 from jitspark.rebuild import rebuild, sample
@@ -114,6 +115,26 @@ def test_an_image_layout_is_whole(tmp_path, entries, keys):
         archive.extractall(tmp_path / "root", filter="data")
     assert {(m.uid, m.gid, m.mtime, m.mode) for m in members} == {(0, 0, 0, 0o755), (0, 0, 0, 0o444)}
     assert all(found_in(tmp_path / "root", entries))
+
+
+@pytest.mark.parametrize(
+    "read", [read_source, lambda path, trust, settings: verify_source(path, trust, None, settings)]
+)
+def test_a_directory_that_is_no_cache_is_not_one_without_entries(tmp_path, entries, keys, settings, read):
+    pack(tmp_path / "image", entries, form=Form("oci", sign=keys[0]))
+    trust = trust_in([keys[1]], allow_unsigned=False)
+
+    with pytest.raises(CacheDirectoryError, match=r"no artifacts-v1 among them; .* where it is unpacked"):
+        read(tmp_path / "image", trust, settings)
+    (tmp_path / "empty").mkdir()
+    assert not read(tmp_path / "empty", trust, settings).entries
+
+
+def test_of_nothing_verify_does_not_say_that_it_is_signed(tmp_path, keys, settings):
+    (tmp_path / "empty").mkdir()
+    result = verify_source(tmp_path / "empty", trust_in([keys[1]], allow_unsigned=False), None, settings)
+
+    assert list(source_lines(result))[-1] == "nothing is here that could be signed"
 
 
 def blob(folder, descriptor):
