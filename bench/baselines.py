@@ -97,17 +97,21 @@ def _of_vllm(specialization: Specialization) -> list[Baseline]:
     return [made] if made else []
 
 
+def _by_runtime(specialization: Specialization, *modules: str) -> Callable[[Mapping[str, Any]], None]:
+    """What the runtime calls of vLLM for this operation, if vLLM has these modules: with our kernel's arguments."""
+    operation = stock.runtime(*modules).stock_operations()["stock", specialization.name]
+
+    def call(values: Mapping[str, Any]) -> None:
+        operation(*values.values(), **specialization.statics)
+
+    return call
+
+
 def _vllm_silu_mul(specialization: Specialization) -> Baseline | None:
     if specialization.statics["epilogue"] != "silu_mul":
         return None
-    from vllm import _custom_ops  # noqa: F401 - registers the operator
-
-    silu_and_mul = getattr(torch.ops, "_C").silu_and_mul  # noqa: B009 - vLLM's namespace for its operators
-
-    def call(values: Mapping[str, Any]) -> None:
-        silu_and_mul(values["out"], torch.mm(values["activation"], values["weight"].t()))
-
-    return Baseline("cuBLAS + vLLM silu_and_mul", call)
+    stock.runtime().operator("silu_and_mul")
+    return Baseline("cuBLAS + vLLM silu_and_mul", _by_runtime(specialization))
 
 
 def _vllm_boundary(specialization: Specialization) -> Baseline | None:
@@ -139,32 +143,9 @@ def _vllm_boundary(specialization: Specialization) -> Baseline | None:
 def _vllm_append(specialization: Specialization) -> Baseline | None:
     from vllm import _custom_ops as ops
 
-    num_heads, num_kv_heads = specialization.axes["num_heads"], specialization.axes["num_kv_heads"]
-    fused = getattr(ops, "fused_muse_spark_qknorm_rope_kv_insert", None)
-    if fused is None or not specialization.statics["rope"]:
+    if not hasattr(ops, "fused_muse_spark_qknorm_rope_kv_insert") or not specialization.statics["rope"]:
         return None
-
-    def call(values: Mapping[str, Any]) -> None:
-        fused(
-            values["qkvg"],
-            values["positions"],
-            num_heads,
-            num_kv_heads,
-            64,
-            values["eps"],
-            cos_sin_cache=values["cos_sin"],
-            rotary_dim=64,
-            q_fp8_out=None,
-            q_scale=None,
-            slot_mapping=values["slot_mapping"],
-            kv_cache=values["kv_cache"],
-            block_size=16,
-            kv_cache_dtype="auto",
-            k_scale=None,
-            v_scale=None,
-        )
-
-    return Baseline("vLLM fused_muse_spark_qknorm_rope_kv_insert", call)
+    return Baseline("vLLM fused_muse_spark_qknorm_rope_kv_insert", _by_runtime(specialization))
 
 
 def _vllm_router(specialization: Specialization) -> Baseline | None:
@@ -173,29 +154,12 @@ def _vllm_router(specialization: Specialization) -> Baseline | None:
     if (axes["hidden_size"], axes["num_experts"]) != (8192, 256) or int(specialization.statics["max_tokens"]) > 32:
         return None
 
-    def call(values: Mapping[str, Any]) -> None:
-        stock.router(values["activation"], values["weight"], values["logits"])()
-
-    stock.operators("fp32_router_gemm")
-    return Baseline("vLLM fp32_router_gemm", call)
+    stock.runtime().operator("fp32_router_gemm")
+    return Baseline("vLLM fp32_router_gemm", _by_runtime(specialization))
 
 
 def _vllm_routing(specialization: Specialization) -> Baseline:
-    from vllm.models.muse_spark.common.ops.fused_routing import fused_musespark1x_routing
-
-    def call(values: Mapping[str, Any]) -> None:
-        padding = values.get("is_padding")
-        fused_musespark1x_routing(
-            values["logits"],
-            values["bias"],
-            specialization.axes["num_experts_per_tok"],
-            1.0,
-            router_score_division_eps=1e-15,
-            topk_weights=values["topk_weights"],
-            topk_ids=values["topk_ids"],
-            is_padding=None if padding is None else padding.view(torch.bool),
-        )
-
+    call = _by_runtime(specialization, "vllm.models.muse_spark.common.ops.fused_routing")
     return Baseline("vLLM Triton routing, no schedule", call, writes=("topk_ids", "topk_weights"))
 
 

@@ -1,94 +1,56 @@
 """vLLM's own kernels for the parts of a step, each found by import: ImportError says that this machine lacks it.
 
-The callables take tensors in vLLM's layouts, which `bench` makes from the same values that our kernels get.
+The callables take tensors in vLLM's layouts, which `bench` makes from the same values that our kernels get. What the
+runtime calls for a plan's operations is called through it.
 """
 
-from collections.abc import Callable, Sequence
+import importlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-BLOCK_SIZE = 16
-HEAD_DIM = 64
 
+def runtime(*modules: str) -> Any:
+    """`jitspark.runtime.stock_ops`, where vLLM has these modules of its own.
 
-def operators(*names: str) -> Sequence[Any]:
-    """Compiled operators of vLLM's main extension. Raises ImportError for what this build has not."""
-    from vllm import _custom_ops  # noqa: F401 - registers them
+    vLLM comes first: it brings msgspec along, which the runtime needs and a machine without vLLM may lack.
+    """
+    for module in ("vllm", *modules):
+        importlib.import_module(module)
+    from jitspark.runtime import stock_ops
 
-    space = getattr(torch.ops, "_C")  # noqa: B009 - vLLM's namespace for its operators
-    missing = [name for name in names if not hasattr(space, name)]
-    if missing:
-        raise ImportError(f"no operator {', '.join(missing)}")
-    return [getattr(space, name) for name in names]
+    return stock_ops
 
 
 def flash_attention(
     query: Tensor, kv_cache: Tensor, block_table: Tensor, seq_lens: Tensor, out: Tensor, scale: float, window: int
 ) -> Callable[[], object]:
     """FA3 over the paged cache [blocks, KV heads, 16, K | V], every request with as many rows."""
-    from vllm.vllm_flash_attn.flash_attn_interface import flash_attn_varlen_func, is_fa_version_supported
+    from vllm.vllm_flash_attn.flash_attn_interface import is_fa_version_supported
 
     if not is_fa_version_supported(3):
         raise ImportError("no FlashAttention 3")
-    requests = len(seq_lens)
-    rows = len(query) // requests
-    starts = torch.arange(0, len(query) + 1, rows, dtype=torch.int32, device=query.device)
-    by_token = kv_cache.transpose(1, 2)
-    longest = int(seq_lens.max())
-
-    def call() -> object:
-        return flash_attn_varlen_func(
-            query,
-            by_token[..., :HEAD_DIM],
-            by_token[..., HEAD_DIM:],
-            rows,
-            starts,
-            longest,
-            seqused_k=seq_lens,
-            softmax_scale=scale,
-            causal=True,
-            window_size=[window - 1, 0] if window else None,
-            block_table=block_table,
-            out=out,
-            fa_version=3,
-        )
-
-    return call
+    stock_ops = runtime()
+    sizes = {
+        "starts": stock_ops.query_starts(len(query), len(seq_lens), query.device),
+        "longest": int(seq_lens.max()),
+        "scale": scale,
+        "window": window,
+    }
+    return lambda: stock_ops.flash_attention(query, kv_cache, block_table, seq_lens, out, **sizes)
 
 
 def marlin_experts(
     weights: dict[str, Tensor], hidden: Tensor, topk_weights: Tensor, topk_ids: Tensor
 ) -> Callable[[], Tensor]:
     """Marlin's NVFP4 experts, its own schedule included, without weighting and summing: a row per route."""
-    from vllm.model_executor.layers.fused_moe.experts.marlin_moe import fused_marlin_moe
-    from vllm.scalar_type import scalar_types
+    runtime("vllm.model_executor.layers.fused_moe.experts.marlin_moe")
+    from jitspark.runtime.stock_experts import marlin_rows
 
-    def rows_as_they_are(rows: Tensor, *_: Any) -> Tensor:
-        return rows
-
-    def call() -> Tensor:
-        made: Tensor = fused_marlin_moe(
-            hidden,
-            weights["w13"],
-            weights["w2"],
-            None,
-            None,
-            weights["w13_scale"],
-            weights["w2_scale"],
-            topk_weights,
-            topk_ids,
-            scalar_types.float4_e2m1f.id,
-            global_num_experts=len(weights["w13"]),
-            global_scale1=weights["w13_scale_2"],
-            global_scale2=weights["w2_scale_2"],
-            moe_sum=rows_as_they_are,
-            mul_topk_weights_in_gemm2=False,
-        )
-        return made
-
-    return call
+    first, second = (tuple(weights[name + kind] for kind in ("", "_scale", "_scale_2")) for name in ("w13", "w2"))
+    return lambda: marlin_rows(hidden, first, second, topk_ids, topk_weights)
 
 
 def marlin_weights(plain: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -123,10 +85,11 @@ def triton_experts(
 
 def router(hidden: Tensor, weight: Tensor, out: Tensor) -> Callable[[], object]:
     """The FP32 router kernel, for the shapes that vLLM has it for (8192 to 256, up to 32 tokens)."""
-    (gemm,) = operators("fp32_router_gemm")
+    gemm = runtime().operator("fp32_router_gemm")
     return lambda: gemm(out, hidden, weight)
 
 
 def soft_cap(logits: Tensor, out: Tensor, multiplier: float, cap: float) -> Callable[[], object]:
-    (capped,) = operators("muse_spark_mul_tanh_soft_cap")
-    return lambda: capped(out, logits, multiplier, cap)
+    stock_ops = runtime()
+    stock_ops.operator("muse_spark_mul_tanh_soft_cap")
+    return lambda: stock_ops.logits_softcap(logits, out, multiplier, cap)

@@ -56,36 +56,56 @@ class Experts:
 
         topk_ids, topk_weights, weight, out, eps = rest
         assert self._hidden is not None
-        multiply = _triton_rows if len(self._gate_up) == 1 else _marlin_rows
+        multiply = _triton_rows if len(self._gate_up) == 1 else _rows_by_marlin
         rows = multiply(self._hidden, self._gate_up, self._down, topk_ids, topk_weights)
         fused_post_expert_finalize(rows, weight, topk_weights, eps, gain_center=1.0, weight_first=True, out=out)
 
 
-def _marlin_rows(
+def _rows_by_marlin(
     hidden: Tensor, gate_up: tuple[Tensor, ...], down: tuple[Tensor, ...], topk_ids: Tensor, topk_weights: Tensor
 ) -> Tensor:
     """A BF16 row per route. Codes and scales are taken for Marlin's own, which have as many bytes."""
-    from vllm.model_executor.layers.fused_moe.experts.marlin_moe import fused_marlin_moe
-    from vllm.scalar_type import scalar_types
-
     experts, width = len(gate_up[0]), hidden.shape[1]
     inner = down[0].shape[1] * 2 // width
     sixteenth = {"w1": (width // 16, inner * 4), "w2": (inner // 16, width * 2)}
     e4m3 = torch.float8_e4m3fn
+    first = (
+        gate_up[0].view(torch.int32).view(experts, *sixteenth["w1"]),
+        gate_up[1].view(e4m3).view(experts, width // 16, 2 * inner),
+        gate_up[2].flatten()[:experts],
+    )
+    second = (
+        down[0].view(torch.int32).view(experts, *sixteenth["w2"]),
+        down[1].view(e4m3).view(experts, inner // 16, width),
+        down[2],
+    )
+    return marlin_rows(hidden, first, second, topk_ids, topk_weights)
+
+
+def marlin_rows(
+    hidden: Tensor, first: tuple[Tensor, ...], second: tuple[Tensor, ...], topk_ids: Tensor, topk_weights: Tensor
+) -> Tensor:
+    """Marlin's NVFP4 experts without weighting and summing: a BF16 row per route, its own schedule included.
+
+    `first` and `second`: a product's codes, scales and second scales, each in Marlin's own order.
+    """
+    from vllm.model_executor.layers.fused_moe.experts.marlin_moe import fused_marlin_moe
+    from vllm.scalar_type import scalar_types
+
     made: Tensor = fused_marlin_moe(
         hidden,
-        gate_up[0].view(torch.int32).view(experts, *sixteenth["w1"]),
-        down[0].view(torch.int32).view(experts, *sixteenth["w2"]),
+        first[0],
+        second[0],
         None,
         None,
-        gate_up[1].view(e4m3).view(experts, width // 16, 2 * inner),
-        down[1].view(e4m3).view(experts, inner // 16, width),
+        first[1],
+        second[1],
         topk_weights,
         topk_ids,
         scalar_types.float4_e2m1f.id,
-        global_num_experts=experts,
-        global_scale1=gate_up[2].flatten()[:experts],
-        global_scale2=down[2],
+        global_num_experts=len(first[0]),
+        global_scale1=first[2],
+        global_scale2=second[2],
         moe_sum=_unsummed,
         mul_topk_weights_in_gemm2=False,
     )

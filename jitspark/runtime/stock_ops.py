@@ -54,7 +54,7 @@ def skinny_gemm_bf16(activation: Tensor, weight: Tensor, out: Tensor, *, epilogu
     if epilogue == "store":
         torch.mm(activation, weight.t(), out=out)
         return
-    _operator("silu_and_mul")(out, torch.mm(activation, weight.t()))
+    operator("silu_and_mul")(out, torch.mm(activation, weight.t()))
 
 
 def gated_residual_rmsnorm(
@@ -128,7 +128,7 @@ def qk_rmsnorm_rope_paged_kv_append(qkvg: Tensor, *rest: Any, rope: bool) -> Non
 def router_gemm(activation: Tensor, weight: Tensor, logits: Tensor, **_: Any) -> None:
     """The FP32 router kernel where it has the shape, else an FP32 product."""
     if tuple(weight.shape) == ROUTER_SHAPE and len(activation) <= ROUTER_TOKENS:
-        _operator("fp32_router_gemm")(logits, activation, weight)
+        operator("fp32_router_gemm")(logits, activation, weight)
     else:
         torch.mm(activation.float(), weight.t(), out=logits)
 
@@ -151,17 +151,58 @@ def sigmoid_bias_topk_routing(logits: Tensor, bias: Tensor, *rest: Any, padded: 
 
 
 def logits_softcap(logits: Tensor, out: Tensor, multiplier: float, cap: float, **_: Any) -> None:
-    _operator("muse_spark_mul_tanh_soft_cap")(out, logits, multiplier, cap)
+    operator("muse_spark_mul_tanh_soft_cap")(out, logits, multiplier, cap)
 
 
-def _operator(name: str) -> Operation:
-    """An operator of vLLM's extension."""
+def operator(name: str) -> Operation:
+    """An operator of vLLM's main extension. Raises ImportError for one that this build has not."""
     from vllm import _custom_ops  # noqa: F401 - registers the operators
 
     found: Operation | None = getattr(getattr(torch.ops, "_C"), name, None)  # noqa: B009 - vLLM's namespace
     if found is None:
         raise ImportError(f"no operator {name} in this vLLM")
     return found
+
+
+def query_starts(tokens: int, requests: int, device: torch.device) -> Tensor:
+    """Where each request's rows of the queries begin, and where the last ones end: every request has as many."""
+    return torch.arange(0, tokens + 1, tokens // requests, dtype=torch.int32, device=device)
+
+
+def flash_attention(
+    query: Tensor,
+    kv_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    out: Tensor,
+    *,
+    starts: Tensor,
+    longest: int,
+    scale: float,
+    window: int,
+) -> None:
+    """FA3 of `query` [tokens, heads, 64] over the paged cache [blocks, KV heads, 16, K | V] into `out`.
+
+    `starts` as `query_starts` makes them; no request has more than `longest` keys; `window` 0 is none.
+    """
+    from vllm.vllm_flash_attn.flash_attn_interface import flash_attn_varlen_func
+
+    by_token = kv_cache.transpose(1, 2)
+    flash_attn_varlen_func(
+        query,
+        by_token[..., :HEAD_DIM],
+        by_token[..., HEAD_DIM:],
+        len(query) // len(seq_lens),
+        starts,
+        longest,
+        seqused_k=seq_lens,
+        softmax_scale=scale,
+        causal=True,
+        window_size=[window - 1, 0] if window else None,
+        block_table=block_table,
+        out=out,
+        fa_version=3,
+    )
 
 
 class _Attention:
@@ -176,35 +217,27 @@ class _Attention:
     ) -> None:
         softmax_scale = rest[-1]
         if len(seq_lens) not in self._starts:  # before any capture: the first run of a plan is eager
-            length = len(qkvg) // len(seq_lens)
-            ends = torch.arange(0, len(qkvg) + 1, length, dtype=torch.int32, device=qkvg.device)
-            self._starts[len(seq_lens)] = ends
+            self._starts[len(seq_lens)] = query_starts(len(qkvg), len(seq_lens), qkvg.device)
         self._noted = (qkvg, kv_cache, block_table, seq_lens, softmax_scale, statics["sliding_window"])
 
     def run(self, *rest: Any, **_: Any) -> None:
         from vllm.third_party.flash_linear_attention.ops.fused_norm_gate import rms_norm_gated
-        from vllm.vllm_flash_attn.flash_attn_interface import flash_attn_varlen_func
 
         _max, _sum, _out, qkvg, out, eps = rest
         noted, kv_cache, block_table, seq_lens, scale, window = self._noted
         assert noted is qkvg, "the launches of a layer's attention belong together"
         rows, width = out.shape
-        by_token = kv_cache.transpose(1, 2)
         heads = out.view(rows, -1, HEAD_DIM)
-        flash_attn_varlen_func(
+        flash_attention(
             qkvg[:, :width].view(rows, -1, HEAD_DIM),
-            by_token[..., :HEAD_DIM],
-            by_token[..., HEAD_DIM:],
-            rows // len(seq_lens),
-            self._starts[len(seq_lens)],
-            block_table.shape[1] * BLOCK_SIZE,
-            seqused_k=seq_lens,
-            softmax_scale=scale,
-            causal=True,
-            window_size=[window - 1, 0] if window else None,
-            block_table=block_table,
-            out=heads,
-            fa_version=3,
+            kv_cache,
+            block_table,
+            seq_lens,
+            heads,
+            starts=self._starts[len(seq_lens)],
+            longest=block_table.shape[1] * BLOCK_SIZE,
+            scale=scale,
+            window=window,
         )
         gate = qkvg[:, -width:].view(rows, -1, HEAD_DIM)
         rms_norm_gated(heads, gate, None, None, "sigmoid", eps=eps)
