@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jitspark.errors import JitsparkError, RankError, TargetError
+from jitspark.errors import JitsparkError, RankError, TargetError, UsageError
 from jitspark.geometry import DEFAULT_GEOMETRY, Deployment, deployment
 from jitspark.key import Key
 from jitspark.loader import Kernel
@@ -21,7 +21,7 @@ from jitspark.runtime import DecodeConfig, options
 from jitspark.runtime.kernel_loading import cache_layers, load_deployment
 from jitspark.runtime.parts import CUTE
 from jitspark.runtime.ranks import RankGroup
-from jitspark.served_rows import served_rows
+from jitspark.served_rows import MAX_REQUESTS, ServedRows, served_rows
 
 # A cold start compiles for minutes, and another node's may be slower; a rank that dies is noticed at once.
 PATIENCE = 1800.0
@@ -84,12 +84,14 @@ def on_all_ranks(work: Callable[[Tell], Prepared], ranks: RankGroup, on_error: s
 def prepare(vllm_config: Any, config: DecodeConfig, target: str, tell: Tell) -> Prepared:
     """Make the plans and load, or build, the deployment's kernels.
 
-    Raises what making plans and `kernel_loading.load_deployment` raise.
+    Raises UsageError where no plan serves a capture size, and what making plans and `load_deployment` raise.
     """
     chosen, settings = options.from_vllm_config(vllm_config), options.settings_for(vllm_config)
     served = Served(chosen.geometry or DEFAULT_GEOMETRY, config.tp, target, dict(chosen.providers))
     plans = Plans(served, cache_layers(settings))
     captured = served_rows(config.capture_sizes, config.q, vllm_config.scheduler_config.max_num_seqs)
+    if not captured.rows:
+        raise _nothing_served(captured, config.q)
     if (stock := captured.line()) is not None:
         say_once(stock)
     decode = {count: plans.get(served.request(Stage.DECODE, count)) for count in captured.rows}
@@ -98,6 +100,16 @@ def prepare(vllm_config: Any, config: DecodeConfig, target: str, tell: Tell) -> 
     made = deployment(served.geometry, config.tp)
     kernels = load_deployment(made, target, settings, served.warm_command(), tell)
     return Prepared(made, decode, logits, kernels)
+
+
+def _nothing_served(captured: ServedRows, query_length: int) -> UsageError:
+    """Told before weights are loaded: there would be no step to take over."""
+    return UsageError(
+        where="cudagraph_capture_sizes",
+        found=captured.line() or "no capture sizes",
+        needed=f"a decode graph that a plan serves, of {query_length} to {MAX_REQUESTS * query_length} rows",
+        remedy=f"Add such sizes, multiples of {query_length}, or leave the list to vLLM.",
+    )
 
 
 def device_target(capability: tuple[int, int], accepted: Iterable[str]) -> str:

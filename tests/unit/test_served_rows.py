@@ -1,7 +1,10 @@
 """Capture sizes: which decode steps they come to, and one line for those that run stock."""
 
+from types import SimpleNamespace
+
 import pytest
 
+from jitspark.errors import UsageError
 from jitspark.served_rows import served_rows
 
 
@@ -53,3 +56,20 @@ def test_a_size_below_a_request_that_is_the_largest_serves_nothing():
 
     assert found.rows == ()
     assert "8 rows are more than the largest size" in found.line()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "found"), [((128, 256), "128, 256 (more than 8 requests"), ((4,), "no such decode graph"), ((), "no ")]
+)
+def test_a_worker_whose_every_size_runs_stock_is_refused_before_anything_is_made(sizes, found):
+    pytest.importorskip("torch")
+    from jitspark.runtime import DecodeConfig
+    from jitspark.runtime.prepared import prepare
+
+    deployment = SimpleNamespace(additional_config={}, scheduler_config=SimpleNamespace(max_num_seqs=64))
+    with pytest.raises(UsageError) as caught:
+        prepare(deployment, DecodeConfig(8, 8, 1024, sizes), "sm_90a", print)
+
+    assert caught.value.where == "cudagraph_capture_sizes"
+    assert found in caught.value.found
+    assert "8 to 64 rows" in caught.value.needed
