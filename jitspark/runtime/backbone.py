@@ -22,6 +22,7 @@ from jitspark.runtime.expert_tp import ExpertShares
 from jitspark.runtime.logits import Logits
 from jitspark.runtime.prepared import Prepared
 from jitspark.runtime.provider_operations import provider_operations
+from jitspark.runtime.silence import require_all_heard
 from jitspark.runtime.symmetric_memory import ExchangeMemory, SilentRankWatch
 from jitspark.runtime.takeover import DecodeStep, decode_step
 
@@ -63,7 +64,7 @@ class BackboneDecode:
         self._no_embeddings = torch.zeros(
             max(self._executors), prepared.deployment.backbone.hidden_size, dtype=torch.bfloat16, device=device
         )
-        self._logits = Logits(prepared.logits, binder.bind, device) if prepared.logits else None
+        self._logits = Logits(prepared.logits, binder.bind, device, self._note) if prepared.logits else None
         logger.debug("decode: one RoPE table instead of one a layer frees %.1f GB", freed / 1e9)
 
     def bind_kv_caches(self) -> None:
@@ -79,10 +80,10 @@ class BackboneDecode:
     def stepping(self, graph_rows: int | None) -> None:
         """A step of the server begins, by a full graph of `graph_rows` rows or by none.
 
-        Raises RankError, before the next step, where a rank stayed silent in an exchange.
+        Raises RankError where a kernel of an earlier step waited in vain, be it the backbone's or the draft's: graphs
+        replay without anybody else to say so.
         """
-        if self._watch is not None:
-            self._watch.require_heard()
+        require_all_heard()
         self._counter.note(planned=graph_rows in self._served)
 
     def step(self, context: Any, rows: int) -> DecodeStep | None:
@@ -112,8 +113,7 @@ class BackboneDecode:
         self._embeddings = self._model.model.embed_input_ids(input_ids) if inputs_embeds is None else inputs_embeds
         executor.run({**self._common(step, positions), **self._tables(step)})
         self._embeddings = None
-        if self._watch is not None:
-            self._watch.note(executor.plan)
+        self._note(executor.plan)
         outputs = executor.outputs
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             self._captured.add(step.rows)
@@ -138,6 +138,10 @@ class BackboneDecode:
             )
         launches = len(self._executors[rows[0]].plan.launches)
         logger.info("decode: %d full graphs run plans (%s rows), %d launches each", len(rows), _listed(rows), launches)
+
+    def _note(self, plan: Plan) -> None:
+        if self._watch is not None:
+            self._watch.note(plan)
 
     def _common(self, step: DecodeStep, positions: torch.Tensor) -> dict[str, torch.Tensor]:
         tables = next(iter(step.layers.values()))

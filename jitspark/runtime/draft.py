@@ -40,7 +40,8 @@ class DraftDecode:
     """The forward and the context store of one rank's draft.
 
     forward, combine, context: executors by number of rows. `model` is vLLM's inner model, whose layers hold the KV
-    caches. `watch` tells of a rank that stayed silent in an exchange.
+    caches. `watch` tells of a rank that stayed silent in an exchange: here where steps run eagerly, and through
+    `silence.require_all_heard` where graphs of them replay.
     """
 
     def __init__(
@@ -71,11 +72,6 @@ class DraftDecode:
         _run(executor, {"inputs_embeds": hidden, "positions": positions, **self._caches(), **self._tables(step)})
         self._listen(executor.plan)
         return executor.outputs["hidden"]
-
-    def require_heard(self) -> None:
-        """Raise RankError if an exchange of a step that has ended waited for another rank in vain."""
-        if self._watch is not None:
-            self._watch.require_heard()
 
     def combine(self, taps: torch.Tensor) -> torch.Tensor | None:
         """Context states BF16 [rows, hidden] of `taps` BF16 [rows, fc width], whole on every rank; None for stock.

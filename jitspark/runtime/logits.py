@@ -20,14 +20,17 @@ HIDDEN, LOGITS = "hidden", "logits"
 class Logits:
     """FP32 soft-capped logits [rows, vocab] of BF16 hidden states [rows, hidden], by the plan for as many rows or more.
 
-    The result is new memory: the sampler writes to it, and may keep it beyond the next step.
+    The result is new memory: the sampler writes to it, and may keep it beyond the next step. `note` is called behind
+    each run of a plan.
     """
 
-    def __init__(self, plans: Mapping[int, Plan], bind: Bind, device: torch.device) -> None:
+    def __init__(
+        self, plans: Mapping[int, Plan], bind: Bind, device: torch.device, note: Callable[[Plan], None]
+    ) -> None:
         buffers = plans[max(plans)].buffer_named()
         self._hidden, logits = (_zeros(buffers[name], device) for name in (HIDDEN, LOGITS))
         self._vocab_size, self._device = logits.shape[1], device
-        self._rows = sorted(plans)
+        self._plans, self._note, self._rows = plans, note, sorted(plans)
         self._launches = {
             rows: tuple(_launches(bind(plan, {HIDDEN: self._hidden[:rows], LOGITS: logits[:rows]})))
             for rows, plan in plans.items()
@@ -51,6 +54,7 @@ class Logits:
             call(*arguments)
             for place, _ in places:
                 arguments[place] = None  # whoever holds the result decides when it is freed
+        self._note(self._plans[rows])
         return out[:count]
 
 

@@ -5,7 +5,7 @@ gloo carries the winners of the shards. Refused is whatever would sample other t
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -18,9 +18,10 @@ from vllm.model_executor.models.utils import maybe_prefix
 from jitspark.bound_plan import BoundPlan
 from jitspark.errors import UsageError
 from jitspark.geometry import MAX_REQUESTS
-from jitspark.runtime.markov_launches import bound_plans, check_progress
+from jitspark.runtime.markov_launches import bound_plans
 from jitspark.runtime.markov_reference import ReferenceLoop
 from jitspark.runtime.ranks import RankGroup
+from jitspark.runtime.silence import WordWatch
 
 REFUSAL = "The Muse Spark specialized decode runs the fused DSpark Markov loop, which does not run here: "
 
@@ -92,9 +93,9 @@ class MarkovSampler:
         self._num_steps, self._max_requests = num_steps, max_requests
         self._dtype: torch.dtype = model.lm_head.weight.dtype
         self._loops: Mapping[int, Callable[..., None]] = {}
-        self._memories: Sequence[torch.Tensor] = ()
+        self._watch: WordWatch[int] | None = None  # by number of requests, as the loops
         if model.lm_head.weight.device.type == "cuda":
-            plans, self._memories = bound_plans(model, num_steps, max_requests, ranks)
+            plans, self._watch = bound_plans(model, num_steps, max_requests, ranks)
             self._loops = {requests: _run_of(plan) for requests, plan in plans.items()}
         else:
             self._loops = dict.fromkeys(range(1, max_requests + 1), _reference_loop(model, ranks).run)
@@ -119,7 +120,8 @@ class MarkovSampler:
         head_hidden: [rows, hidden]; row sample_indices[r * num_steps + j] is what request r's step j is sampled from.
         sample_idx_mapping, sample_pos: int64, per such sample: the request's state (-1: none, its logits are not
         stored), and the position of the sampled token. input_ids[anchor_idx[r]]: the token before step 0. seeds,
-        temperature: per state; temperature 0 takes the largest logit. Never synchronises on a GPU.
+        temperature: per state; temperature 0 takes the largest logit. Never synchronises on a GPU: a launch that gave
+        up waiting for its own CTAs or another rank is told of later, by `silence.require_all_heard`.
         """
         steps = self._num_steps
         for first in range(0, num_reqs, self._max_requests):
@@ -137,10 +139,8 @@ class MarkovSampler:
                 "draft_logits": draft_logits,
             }
             self._loops[requests](**step)
-
-    def check_progress(self) -> None:
-        """Raise RankError when a launch once gave up waiting for its own CTAs or another rank. Synchronises."""
-        check_progress(self._memories)
+            if self._watch is not None:
+                self._watch.note(requests)
 
 
 def _run_of(plan: BoundPlan) -> Callable[..., None]:

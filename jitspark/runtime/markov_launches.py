@@ -1,6 +1,7 @@
 """The sampling loop's plans on a GPU: made for the model at hand, their kernels loaded, bound to its weights."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,14 +17,15 @@ from jitspark.runtime import options
 from jitspark.runtime.draft_plans import own_target
 from jitspark.runtime.kernel_loading import load_kernels
 from jitspark.runtime.ranks import RankGroup
+from jitspark.runtime.silence import WordWatch
 from jitspark.runtime.symmetric_memory import exchange_memory
 from kernel_specs.markov_gumbel_sampling.tiling import STUCK, Tiling, choose
 
 
 def bound_plans(
     model: Any, num_steps: int, max_requests: int, ranks: RankGroup
-) -> tuple[Mapping[int, BoundPlan], Sequence[torch.Tensor]]:
-    """An executor for each number of requests, and the memories in which their launches' CTAs find each other.
+) -> tuple[Mapping[int, BoundPlan], WordWatch[int]]:
+    """An executor for each number of requests, and the watch on their launches by the same numbers.
 
     Raises UsageError for sizes that the geometry has not; TargetError for a GPU that cannot hold all CTAs at once;
     RankError for ranks that cannot map each other's memory; and what loading kernels raises.
@@ -39,26 +41,32 @@ def bound_plans(
     arena = torch.zeros(max(plan.workspace_bytes for plan in plans.values()), dtype=torch.uint8, device=device)
     peers = exchange_memory(tuple(plans.values()), ranks, device, served.backbone.tp_sizes)
     numbers = {FIRST_TOKEN: model.lm_head.shard_indices.org_vocab_start_index, **peers.numbers}
-    made, memories = {}, []
+    made, memories = {}, {}
     for requests, plan in plans.items():
         # one for each plan, as the words of its launches are told apart by their number
-        memories.append(torch.zeros(tiling.exchange_words(num_steps), dtype=torch.int64, device=device))
-        tensors = _weights(model) | {"exchange": memories[-1]}
+        memories[requests] = torch.zeros(tiling.exchange_words(num_steps), dtype=torch.int64, device=device)
+        tensors = _weights(model) | {"exchange": memories[requests]}
         symmetric = peers.of(plan) if ranks.size > 1 else None
         made[requests] = Executor(plan, kernels, tensors, device, numbers=numbers, arena=arena, symmetric=symmetric)
-    return made, memories
+    return made, progress_watch(memories, ranks.rank, ranks.size)
 
 
-def check_progress(memories: Sequence[torch.Tensor]) -> None:
-    """Raise RankError when a launch ended without having heard from all of its CTAs and ranks. Synchronises."""
-    launch = max((int(memory[STUCK]) for memory in memories), default=0)
-    if launch:
-        raise RankError(
-            where="the draft's sampling loop",
-            found=f"launch {launch} gave up waiting for a part of itself or for another rank",
-            needed="all of a launch's CTAs on the GPU at one time, and every rank at the same step",
-            remedy="Look at the other ranks' logs, leave the GPUs to these processes alone, and start them again.",
-        )
+def progress_watch(memories: Mapping[int, torch.Tensor], rank: int, size: int) -> WordWatch[int]:
+    """Tells of launches that ended without having heard from all of their CTAs and ranks.
+
+    memories: by number of requests, in which a launch's CTAs find each other.
+    """
+    words = {requests: memory[STUCK : STUCK + 1] for requests, memory in memories.items()}
+    return WordWatch(words, partial(_stuck, rank, size))
+
+
+def _stuck(rank: int, size: int, launch: int) -> RankError:
+    return RankError(
+        where=f"rank {rank} of {size}, the draft's sampling loop",
+        found=f"launch {launch} gave up waiting for a part of itself or for another rank",
+        needed="all of a launch's CTAs on the GPU at one time, and every rank at the same step",
+        remedy="Look at the other ranks' logs, leave the GPUs to these processes alone, and start them again.",
+    )
 
 
 def _weights(model: Any) -> dict[str, torch.Tensor]:

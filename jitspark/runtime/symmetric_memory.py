@@ -1,13 +1,14 @@
 """Memory that all ranks of a TP group map: one allocation for all plans' exchanges, each with a region of its own.
 
-Owns the regions, the check before the first exchange that all ranks have the same plans, and the look at the word in
-which a kernel tells of a silent rank. Refuses other world sizes than the
-plans', ranks with other plans, and GPUs that cannot map each other's memory. Torch only.
+Owns the regions, the check before the first exchange that all ranks have the same plans, and which word a plan tells of
+a silent rank in. Refuses other world sizes than the plans', ranks with other plans, and GPUs that cannot map each
+other's memory. Torch only.
 """
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -20,6 +21,7 @@ from jitspark.plan_binding import SymmetricMemory
 from jitspark.plan_format import to_bytes
 from jitspark.runtime.device_memory import wait_for
 from jitspark.runtime.ranks import RankGroup
+from jitspark.runtime.silence import WordWatch
 
 # How long a kernel waits for another rank. Ranks drift apart by what their hosts do between steps, seldom by seconds.
 TIMEOUT_US = 20_000_000
@@ -98,38 +100,32 @@ def simulated_world(num_bytes: int, size: int, device: torch.device | str) -> tu
 
 
 class SilentRankWatch:
-    """The words in which kernels tell of a silent rank, looked at without waiting for the GPU.
-
-    `note(plan)` behind each run of it copies its word to the host; `require_heard` reads what has come there. A step
-    that went wrong is thus told of one step later at the latest, before its tokens are followed by others.
-    """
+    """The watch on the words in which exchanges tell of a silent rank, by plan: `note(plan)` behind each run of it."""
 
     def __init__(self, plans: Sequence[Plan], memory: ExchangeMemory) -> None:
-        self._rank, self._size = memory.rank, memory.size
         # of these very objects, since a digest takes longer than a step has; they are kept, so their ids are too
         self._plans = {id(plan): (digest_of(plan), plan) for plan in plans}
         found = {digest_of(plan): _word(plan, memory.of(plan)) for plan in plans}
-        self._words = {digest: word for digest, word in found.items() if word is not None}
-        pinned = any(word.is_cuda for word in self._words.values())
-        self._copies = {digest: torch.zeros(1, dtype=torch.int32, pin_memory=pinned) for digest in self._words}
+        words = {digest: word for digest, word in found.items() if word is not None}
+        self._watch = WordWatch(words, partial(_silent, memory.rank, memory.size))
 
     def note(self, plan: Plan) -> None:
         """Copy the plan's word to the host, on the current stream."""
         known = self._plans.get(id(plan))
-        digest = digest_of(plan) if known is None else known[0]
-        if digest in self._words:
-            self._copies[digest].copy_(self._words[digest], non_blocking=True)
+        self._watch.note(digest_of(plan) if known is None else known[0])
 
     def require_heard(self) -> None:
         """Raise RankError that names the rank, once a kernel has waited for one in vain."""
-        silent = next((int(copy) for copy in self._copies.values() if int(copy)), 0)
-        if silent:
-            raise RankError(
-                where=f"rank {self._rank} of {self._size}, an exchange",
-                found=f"nothing from rank {silent - 1} in time",
-                needed="every rank to run the same step",
-                remedy="Look at that rank's own log, and start all of them again.",
-            )
+        self._watch.require_heard()
+
+
+def _silent(rank: int, size: int, word: int) -> RankError:
+    return RankError(
+        where=f"rank {rank} of {size}, an exchange",
+        found=f"nothing from rank {word - 1} in time",
+        needed="every rank to run the same step",
+        remedy="Look at that rank's own log, and start all of them again.",
+    )
 
 
 def digest_of(plan: Plan) -> str:

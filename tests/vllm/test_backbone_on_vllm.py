@@ -318,3 +318,31 @@ class TestTheState:
         assert "first step" not in caplog.text
         state.prepare_attn(batch, full)
         assert "the first step ran a plan" in caplog.text
+
+    @pytest.mark.usefixtures("stock_attention")
+    def test_a_replayed_step_tells_what_the_draft_waited_for_in_vain(self, state):
+        from jitspark.errors import RankError
+        from jitspark.runtime.silence import WordWatch
+
+        def problem(word):
+            return RankError(where="the draft", found=f"nothing from rank {word - 1}", needed="it", remedy="Look.")
+
+        word = torch.zeros(1, dtype=torch.int32)
+        watch = WordWatch({"forward": word}, problem)
+        full, batch = SimpleNamespace(name="FULL"), SimpleNamespace(num_tokens_after_padding=16)
+        watch.note("forward")
+        state.prepare_attn(batch, full)
+        word.fill_(2)
+        watch.note("forward")  # in the graph
+
+        with pytest.raises(RankError, match="nothing from rank 1"):
+            state.prepare_attn(batch, full)
+
+
+def test_the_word_of_logits_that_ran_is_copied(built, decode, monkeypatch):
+    noted, plans = [], built.model.prepared.logits
+    monkeypatch.setattr(decode, "_watch", SimpleNamespace(note=noted.append))
+
+    decode.logits(torch.zeros(3, 512, dtype=torch.bfloat16))
+
+    assert noted == [plans[min(rows for rows in plans if rows >= 3)]]

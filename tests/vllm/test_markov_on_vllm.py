@@ -175,3 +175,26 @@ def rows_of_vllm(model, given, live, draft_tokens):
     bias = (head.markov_w1(previous).double() @ head.markov_w2.weight.double().T).bfloat16()
     logits = (base + bias).float() * 0.5
     return (30.0 * torch.tanh(logits / 30.0)).bfloat16()[live]
+
+
+def test_a_loop_that_gave_up_is_told_of_behind_its_launch(markov, model):
+    from jitspark.errors import RankError
+    from jitspark.runtime.markov_launches import progress_watch
+    from jitspark.runtime.silence import require_all_heard
+    from kernel_specs.markov_gumbel_sampling.tiling import HEADER, STUCK
+
+    sampler = markov.build_markov_sampler(model, draft_logits=cache(), **FINE)
+    memories = {requests: torch.zeros(HEADER, dtype=torch.int64) for requests in range(1, 9)}
+    sampler._watch = progress_watch(memories, 0, 1)
+    # in the place of kernels: 11 requests are a group of 8 and one of 3, the second of which gives up
+    sampler._loops = dict.fromkeys(range(1, 9), lambda **_: memories[3][STUCK].fill_(1))
+    zeros = torch.zeros(MAX_REQS * STEPS, dtype=torch.int64)
+    names = ("sample_indices", "sample_idx_mapping", "sample_pos", "input_ids", "anchor_idx", "seeds", "temperature")
+    state = dict.fromkeys((*names, "draft_tokens", "draft_logits"), zeros)
+
+    sampler.sample(8, torch.zeros(MAX_REQS * STEPS, HIDDEN), **state)
+    require_all_heard()
+    sampler.sample(11, torch.zeros(MAX_REQS * STEPS, HIDDEN), **state)
+
+    with pytest.raises(RankError, match="launch 1 gave up"):
+        require_all_heard()
