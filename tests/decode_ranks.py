@@ -5,15 +5,11 @@
 Writes FOLDER/RANK.pt: the outputs of this rank.
 """
 
-import os
-import subprocess
 import sys
-from datetime import timedelta
-from pathlib import Path
 
 import msgspec
+import rank_processes
 import torch
-import torch.distributed as dist
 
 from jitspark.backbone_plan import decode_plan
 from jitspark.checking.plan_arguments import random_step, random_weights
@@ -21,9 +17,7 @@ from jitspark.geometry import deployment
 from jitspark.plan import Kind
 from jitspark.plan_binding import local_memory
 from jitspark.reference_executor import ReferenceExecutor
-from jitspark.runtime.ranks import RankGroup
 
-ROOT = Path(__file__).resolve().parents[1]
 LENGTHS = (40, 72, 8)  # of requests
 SEED = 5
 BETA = 0.1
@@ -96,26 +90,11 @@ def run(rank, size, gather=None):
 
 def run_ranks(folder, size):
     """What each rank ended with, in rank order."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, __file__]
-    made = [subprocess.Popen([*command, str(rank), str(size), str(folder)], env=environment) for rank in range(size)]
-    try:
-        assert [process.wait(timeout=240) for process in made] == [0] * size
-    finally:
-        for process in made:
-            process.kill()
-    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(size)]
+    return rank_processes.run_ranks(__file__, folder, size)
 
 
 def main(rank, size, folder):
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=size, timeout=timedelta(seconds=120)
-    )
-    group = RankGroup(rank=rank, size=size, control=dist.group.WORLD, data=dist.group.WORLD)
-    torch.save(run(rank, size, group.gather), Path(folder) / f"{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
+    rank_processes.write_answer(lambda group: run(rank, size, group.gather), rank, size, folder)
 
 
 if __name__ == "__main__":

@@ -5,23 +5,17 @@
 TASK: exchanges, unequal_plans or unmappable. Writes FOLDER/RANK.pt: outputs by operation, or an error's class and text.
 """
 
-import os
-import subprocess
 import sys
-from datetime import timedelta
-from pathlib import Path
 
+import rank_processes
 import torch
-import torch.distributed as dist
 
 from bench.rank_world import draw_world
 from jitspark.errors import JitsparkError
 from jitspark.registry import load_spec
 from jitspark.runtime.distributed_exchanges import EXCHANGES, distributed_operations
-from jitspark.runtime.ranks import RankGroup
 from jitspark.runtime.symmetric_memory import exchange_memory
 
-ROOT = Path(__file__).resolve().parents[1]
 ROUNDS = 2
 
 
@@ -81,26 +75,11 @@ def asked(group, plans, **options):
 
 def run_ranks(task, folder, size):
     """What each rank wrote, in rank order."""
-    command = [sys.executable, __file__, task]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}  # bench is not installed
-    made = [subprocess.Popen([*command, str(rank), str(size), str(folder)], env=environment) for rank in range(size)]
-    try:
-        assert [process.wait(timeout=240) for process in made] == [0] * size
-    finally:
-        for process in made:
-            process.kill()
-    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(size)]
+    return rank_processes.run_ranks(__file__, folder, size, task)
 
 
 def main(task, rank, size, folder):
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=size, timeout=timedelta(seconds=120)
-    )
-    group = RankGroup(rank=rank, size=size, control=dist.group.WORLD, data=dist.group.WORLD, patience=60.0)
-    torch.save(globals()[task](group, folder), Path(folder) / f"{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
+    rank_processes.write_answer(lambda group: globals()[task](group, folder), rank, size, folder, patience=60.0)
 
 
 if __name__ == "__main__":

@@ -5,17 +5,12 @@
 Writes FOLDER/RANK.pt: the tokens and the cache that this rank ends with.
 """
 
-import subprocess
 import sys
-from datetime import timedelta
-from pathlib import Path
 
-import torch
-import torch.distributed as dist
+import rank_processes
 from markov_draws import inputs
 
 from jitspark.runtime.markov_reference import ReferenceLoop
-from jitspark.runtime.ranks import RankGroup
 
 SIZES = {"requests": 5, "states": 7, "vocab": 1600, "rank": 64}
 
@@ -32,24 +27,11 @@ def sample(ranks):
 
 def run_ranks(folder, size):
     """(tokens, cache) of each rank, in rank order."""
-    made = [subprocess.Popen([sys.executable, __file__, str(rank), str(size), str(folder)]) for rank in range(size)]
-    try:
-        assert [process.wait(timeout=180) for process in made] == [0] * size
-    finally:
-        for process in made:
-            process.kill()
-    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(size)]
+    return rank_processes.run_ranks(__file__, folder, size, patience=180)
 
 
 def main(rank, size, folder):
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=size, timeout=timedelta(seconds=120)
-    )
-    world = dist.group.WORLD
-    torch.save(sample(RankGroup(rank=rank, size=size, control=world, data=world)), Path(folder) / f"{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
+    rank_processes.write_answer(sample, rank, size, folder)
 
 
 if __name__ == "__main__":
