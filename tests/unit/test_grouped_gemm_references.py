@@ -4,13 +4,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from jitspark.checking.arguments import allocate, draw_arguments, reference_function  # noqa: E402
+from grouped_gemm_calls import called, expert_of_route  # noqa: E402
+
+from jitspark.checking.arguments import reference_function  # noqa: E402
 from jitspark.checking.check import check_case  # noqa: E402
 from jitspark.registry import load_spec  # noqa: E402
 from kernel_specs.bf16_grouped_gemm_swiglu import schedules  # noqa: E402
 from kernel_specs.primitives.grouped_tiling import GroupedTiling  # noqa: E402
 
-CPU = torch.device("cpu")
 SWIGLU, PARTIAL = "bf16_grouped_gemm_swiglu", "bf16_grouped_gemm_partial"
 MOST_WEIGHTS = 2**22
 
@@ -22,27 +23,6 @@ def cases(name):
     for i, case in enumerate(spec.cases):
         if torch.tensor([case.axes[size] for size in sizes]).prod() <= MOST_WEIGHTS:
             yield pytest.param(spec.specialize_case(case), case, id=f"{name}-{i}")
-
-
-def called(specialization, case, seed):
-    """What was drawn, and every argument by name after the reference ran."""
-    draw = dict(draw_arguments(specialization, case.axes, torch.Generator().manual_seed(seed)))
-    arguments = allocate(specialization, case.axes, draw, CPU)
-    arguments.fill(draw)
-    reference_function(specialization)(*arguments.values(), **specialization.statics)
-    return draw, dict(zip([arg.name for arg in specialization.args], arguments.values(), strict=True))
-
-
-def expert_of_route(got):
-    """Read off the schedule: the expert of each route, counted from the first one held here, or None."""
-    experts = {}
-    offsets = got["route_offsets"].tolist()
-    for i, expert in enumerate(got["expert_ids"].tolist()):
-        for route in got["routes"].flatten().tolist()[offsets[i] : offsets[i + 1]]:
-            assert route not in experts
-            experts[route] = expert - got["first_expert"]
-    held = range(got["weight"].shape[0])
-    return [experts[r] if experts.get(r) in held else None for r in range(got["routes"].numel())]
 
 
 @pytest.mark.parametrize(("specialization", "case"), list(cases(SWIGLU)))

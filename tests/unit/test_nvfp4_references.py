@@ -7,7 +7,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from jitspark.checking.arguments import allocate, draw_arguments, reference_function  # noqa: E402
+from grouped_gemm_calls import called, expert_of_route  # noqa: E402
+
+from jitspark.checking.arguments import reference_function  # noqa: E402
 from jitspark.checking.check import check_case  # noqa: E402
 from jitspark.errors import SpecError  # noqa: E402
 from jitspark.registry import load_spec  # noqa: E402
@@ -17,7 +19,6 @@ from kernel_specs.nvfp4_grouped_gemm_swiglu.layout import repack_gate_up, unpack
 from kernel_specs.primitives.nvfp4_tiling import split_columns  # noqa: E402
 from kernel_specs.sigmoid_bias_topk_routing.reference import _schedule as routed  # noqa: E402
 
-CPU = torch.device("cpu")
 SWIGLU, PARTIAL = "nvfp4_grouped_gemm_swiglu", "nvfp4_grouped_gemm_partial"
 MOST_BYTES = 2**19  # of an expert's codes: what a CPU multiplies in no time
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
@@ -46,26 +47,6 @@ def small_cases(name):
     for i, case in enumerate(spec.cases):
         if case.axes["expert_code_bytes"] * case.axes["num_local_experts"] <= MOST_BYTES:
             yield pytest.param(spec.specialize_case(case), case, id=f"{name}-{i}")
-
-
-def called(specialization, case, seed):
-    """What was drawn, and every argument by name after the reference ran."""
-    draw = dict(draw_arguments(specialization, case.axes, torch.Generator().manual_seed(seed)))
-    arguments = allocate(specialization, case.axes, draw, CPU)
-    arguments.fill(draw)
-    reference_function(specialization)(*arguments.values(), **specialization.statics)
-    return draw, dict(zip([arg.name for arg in specialization.args], arguments.values(), strict=True))
-
-
-def expert_of_route(got):
-    """Read off the schedule: the place among the local experts of each route's expert, or None."""
-    offsets, experts = got["route_offsets"].tolist(), {}
-    for i, expert in enumerate(got["expert_ids"].tolist()):
-        for route in got["routes"].flatten().tolist()[offsets[i] : offsets[i + 1]]:
-            assert route not in experts
-            experts[route] = expert - got["first_expert"]
-    local = range(got["weight"].shape[0])
-    return [experts[r] if experts.get(r) in local else None for r in range(got["routes"].numel())]
 
 
 def random_bytes(shape, seed, top=256):
