@@ -52,13 +52,8 @@ class PlanStore:
         found = [self.find(request) for request in asked]
         missing = [request.title() for request, plan in zip(asked, found, strict=True) if plan is None]
         if missing:
-            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-            raise PlanError(
-                where=PLANS,
-                found=f"no {missing[0]}{more}",
-                needed="a plan for each number of rows that is served",
-                remedy=f"Run `{warm_command}` with this version of jitspark, on this cache directory.",
-            )
+            remedy = f"Run `{warm_command}` with this version of jitspark, on this cache directory."
+            raise missing_plans(missing, needed="a plan for each number of rows that is served", remedy=remedy)
         return [plan for plan in found if plan is not None]
 
     def has(self, request: PlanRequest) -> bool:
@@ -73,6 +68,12 @@ class PlanStore:
         assert request.is_answered_by(plan), request.title()
         layer = next((layer for layer in self._layers if layer.writable), None)
         return None if layer is None else put_bytes(layer, request.digest, to_bytes(plan))
+
+
+def missing_plans(titles: Sequence[str], needed: str, remedy: str) -> PlanError:
+    """The error that names the first of these and counts the others."""
+    more = f" and {len(titles) - 1} more" if len(titles) > 1 else ""
+    return PlanError(where=PLANS, found=f"no {titles[0]}{more}", needed=needed, remedy=remedy)
 
 
 def put_bytes(layer: Layer, digest: str, content: bytes) -> Path:

@@ -10,9 +10,9 @@ from cache_tools.shipping import Chosen
 from jitspark.build import missing_entries
 from jitspark.cli.selection import Selection, wanted_by
 from jitspark.cli.warm_plans import deployments
-from jitspark.errors import PlanError
+from jitspark.plan_store import missing_plans
 from jitspark.settings import Settings
-from jitspark.store import PLANS, Entry, Layer
+from jitspark.store import Entry, Layer
 
 
 def of_deployments(selection: Selection, settings: Settings) -> Chosen:
@@ -36,13 +36,8 @@ def _plans(selection: Selection, layers: tuple[Layer, ...]) -> list[PlanFile]:
     found = [each for each in plans_in(layers) if each.name in wanted]
     missing = [request.title() for name, request in wanted.items() if name not in {each.name for each in found}]
     if missing:
-        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise PlanError(
-            where=PLANS,
-            found=f"no {missing[0]}{more}",
-            needed="every plan of these deployments",
-            remedy=f"Run `{selection.warm_command()}` first.",
-        )
+        remedy = f"Run `{selection.warm_command()}` first."
+        raise missing_plans(missing, needed="every plan of these deployments", remedy=remedy)
     return found
 
 
