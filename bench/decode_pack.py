@@ -4,16 +4,15 @@ A plan lies in plans-v1 under its digest; the manifest says which plan is for wh
 """
 
 import argparse
-import io
 import json
 import sys
-import tarfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
+from bench.make_pack import files_of, write
 from bench.packed_cache import MANIFEST
 from jitspark.backbone_plan import decode_plan, logits_plan
 from jitspark.build import build, wanted_for
@@ -83,9 +82,7 @@ def _run(options: argparse.Namespace) -> int:
     entries = build_entries(found, options.target, settings)
     files = {f"{PLANS}/{digest_in(content)}.json": content for content in (to_bytes(plan) for *_, plan in found)}
     manifest = {"format": 1, "target": options.target, "plans": [listed(*each) for each in found]}
-    for entry in entries:
-        assert entry.directory is not None and entry.layer is not None
-        files |= {str(file.relative_to(entry.layer.root)): file.read_bytes() for file in entry.directory.iterdir()}
+    files |= files_of(entries)
     write(options.out, {**files, MANIFEST: json.dumps(manifest, indent=1).encode()})
     print(f"{options.out}: {len(found)} plans, {len(entries)} entries, {options.out.stat().st_size / 1e6:.1f} MB")
     return 0
@@ -130,17 +127,6 @@ def listed(purpose: str, served: Deployment, provider: str, plan: Plan) -> dict[
         "provider": provider,
         "plan": digest_in(to_bytes(plan)),
     }
-
-
-def write(path: Path, files: dict[str, bytes]) -> None:
-    """A tar, compressed where its name says so, of these files, sorted, without times or owners."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    mode = "w:xz" if path.suffix == ".xz" else "w"
-    with tarfile.open(path, mode, format=tarfile.PAX_FORMAT) as archive:
-        for name, content in sorted(files.items()):
-            member = tarfile.TarInfo(name)
-            member.size, member.mode = len(content), 0o444
-            archive.addfile(member, io.BytesIO(content))
 
 
 def _parser() -> argparse.ArgumentParser:

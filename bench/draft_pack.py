@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.decode_pack import write
+from bench.make_pack import files_of, write
 from bench.packed_cache import MANIFEST
 from jitspark.build import build, wanted_for
 from jitspark.draft_plan import context_plan, draft_plan
@@ -94,9 +94,7 @@ def _run(options: argparse.Namespace) -> int:
         found += [Made("check", each, CUTE, plan) for plan in check_plans(each, requests, options.target, keys)]
     contents = [to_bytes(each.plan) for each in found]
     files = {f"{PLANS}/{digest_in(content)}.json": content for content in contents}
-    for entry in _entries(found, options.target):
-        assert entry.directory is not None and entry.layer is not None
-        files |= {str(file.relative_to(entry.layer.root)): file.read_bytes() for file in entry.directory.iterdir()}
+    files |= files_of(_entries(found, options.target))
     listed = [each.listed(digest_in(content)) for each, content in zip(found, contents, strict=True)]
     manifest = {"format": 1, "target": options.target, "plans": listed}
     write(options.out, {**files, MANIFEST: json.dumps(manifest, indent=1).encode()})

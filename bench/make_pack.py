@@ -107,14 +107,26 @@ def build_all(wanted: Sequence[Wanted], settings: Settings) -> list[Entry]:
 
 def write_pack(path: Path, entries: Sequence[Entry], manifest: bytes) -> None:
     """A tar of the entries' files and the manifest, sorted, without times, owners or umask."""
-    files = {MANIFEST: manifest}
+    files = files_of(entries)
+    assert all(name.startswith(ARTIFACTS) for name in files)
+    write(path, {**files, MANIFEST: manifest})
+
+
+def files_of(entries: Sequence[Entry]) -> dict[str, bytes]:
+    """The entries' files, by their place below the cache's root."""
+    files: dict[str, bytes] = {}
     for entry in entries:
         assert entry.directory is not None
         assert entry.layer is not None
-        for file in entry.directory.iterdir():
-            files[str(file.relative_to(entry.layer.root))] = file.read_bytes()
-    assert all(name == MANIFEST or name.startswith(ARTIFACTS) for name in files)
-    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as archive:
+        files |= {str(file.relative_to(entry.layer.root)): file.read_bytes() for file in entry.directory.iterdir()}
+    return files
+
+
+def write(path: Path, files: dict[str, bytes]) -> None:
+    """A tar, compressed where its name says so, of these files, sorted, without times or owners."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    mode = "w:xz" if path.suffix == ".xz" else "w"
+    with tarfile.open(path, mode, format=tarfile.PAX_FORMAT) as archive:
         for name, content in sorted(files.items()):
             member = tarfile.TarInfo(name)
             member.size, member.mode = len(content), 0o444

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from bench import decode_pack
+from bench.make_pack import files_of, write
 from bench.packed_cache import MANIFEST
 from jitspark.backbone_plan import decode_plan
 from jitspark.errors import JitsparkError
@@ -45,11 +46,9 @@ def _run(options: argparse.Namespace) -> int:
     entries = decode_pack.build_entries(found, options.target, settings)
     files = {f"{PLANS}/{digest_in(content)}.json": content for content in (to_bytes(plan) for *_, plan in found)}
     listed = [decode_pack.listed(*each) for each in found]
-    for entry in entries:
-        assert entry.directory is not None and entry.layer is not None
-        files |= {str(file.relative_to(entry.layer.root)): file.read_bytes() for file in entry.directory.iterdir()}
+    files |= files_of(entries)
     manifest = {"format": 1, "target": options.target, "plans": listed}
-    decode_pack.write(options.out, {**files, MANIFEST: json.dumps(manifest, indent=1).encode()})
+    write(options.out, {**files, MANIFEST: json.dumps(manifest, indent=1).encode()})
     print(f"{options.out}: {len(found)} plans, {len(entries)} entries, {options.out.stat().st_size / 1e6:.1f} MB")
     return 0
 
