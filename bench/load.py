@@ -76,11 +76,16 @@ def _keys() -> list[Key]:
 
 def _ours(python: str, keys: Sequence[Key], folder: Path) -> tuple[list[str], dict[str, str]]:
     """Command and environment of a load."""
+    path = folder / "keys.json"
+    path.write_text(json.dumps([(key.target, key.host, key.kernel, key.recipe) for key in keys]))
+    return [python, "-P", str(ROOT / "bench/load_once.py"), str(path)], environment()
+
+
+def environment() -> dict[str, str]:
+    """What a measured process sees: this one's cache and runtime library, and that it must not compile."""
     settings = from_environment()
     library = settings.runtime_library or (runtime_library() or (None,))[0]
     assert library is not None, "no runtime library installed here"
-    path = folder / "keys.json"
-    path.write_text(json.dumps([(key.target, key.host, key.kernel, key.recipe) for key in keys]))
     own = {
         "PYTHONPATH": str(ROOT),
         "JITSPARK_CACHE_DIR": str(settings.cache_dir),
@@ -88,7 +93,7 @@ def _ours(python: str, keys: Sequence[Key], folder: Path) -> tuple[list[str], di
         "JITSPARK_RUNTIME_LIBRARY": str(library),
         "JITSPARK_COMPILE": "never",
     }
-    return [python, "-P", str(ROOT / "bench/load_once.py"), str(path)], {**_passed(), **own}
+    return {**_passed(), **own}
 
 
 def _quack(python: str, folder: Path) -> tuple[list[str], dict[str, str]]:

@@ -11,13 +11,11 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.load import PASSED, RESULTS, ROOT, _spread
-from jitspark.settings import from_environment
-from jitspark.toolchain import runtime_library
+from bench.load import RESULTS, ROOT, _spread, environment
 
 LIMIT_MS = 150.0  # for plans, records and kernels, after imports
 
@@ -52,25 +50,11 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(command: Sequence[str]) -> dict[str, Any]:
-    answer = subprocess.run(command, env=_environment(), capture_output=True, text=True, check=False)
+    answer = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
     if answer.returncode != 0:
         raise SystemExit(f"bench.plan_load: {' '.join(command)} ended with {answer.returncode}\n{answer.stderr}")
     report: dict[str, Any] = json.loads(answer.stdout.splitlines()[-1])
     return report
-
-
-def _environment() -> Mapping[str, str]:
-    settings = from_environment()
-    library = settings.runtime_library or (runtime_library() or (None,))[0]
-    assert library is not None, "no runtime library installed here"
-    own = {
-        "PYTHONPATH": str(ROOT),
-        "JITSPARK_CACHE_DIR": str(settings.cache_dir),
-        "JITSPARK_CACHE_PATH": os.pathsep.join(map(str, settings.cache_path)),
-        "JITSPARK_RUNTIME_LIBRARY": str(library),
-        "JITSPARK_COMPILE": "never",
-    }
-    return {**{name: os.environ[name] for name in PASSED if name in os.environ}, **own}
 
 
 def _about(options: argparse.Namespace) -> dict[str, Any]:
