@@ -7,7 +7,6 @@ every layer routes to as many distinct experts as asked. Method and results: doc
 import argparse
 import itertools
 import json
-import random
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -287,10 +286,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--sweep", action="store_true", help="also fewer experts, other contexts and more rows")
     parser.add_argument("--provider", nargs="+", choices=[CUTE, STOCK], default=[CUTE, STOCK])
     parser.add_argument("--parts", action="store_true", help="also each part's launches alone")
-    parser.add_argument("--replays", type=int, default=30, help="timed replays of each graph (default: 30)")
-    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**31), help="default: a new one")
-    parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help="where the result goes")
-    parser.add_argument("--commit", default="", help="what the result says it was measured at")
+    machine.add_arguments(parser, RESULTS)
     return parser
 
 

@@ -7,7 +7,6 @@ references first, launch by launch, and a replay against an eager run. Method an
 
 import argparse
 import json
-import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -308,10 +307,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--ctx", type=int, default=32768, help="tokens of each request (default: 32768)")
     parser.add_argument("--no-stock", dest="stock", action="store_false", help="without vLLM's kernels")
     parser.add_argument("--check", action="store_true", help="hold the pack's plans for checking against references")
-    parser.add_argument("--replays", type=int, default=30, help="timed replays of each graph (default: 30)")
-    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**31), help="default: a new one")
-    parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help="where the result goes")
-    parser.add_argument("--commit", default="", help="what the result says it was measured at")
+    machine.add_arguments(parser, RESULTS)
     return parser
 
 

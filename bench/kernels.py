@@ -5,7 +5,6 @@ Method: docs/benchmarks.md. Prints a table and writes bench/results/kernels_<gpu
 
 import argparse
 import json
-import random
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -171,10 +170,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tp", type=int, nargs="+", help="TP sizes (default: all of the pack)")
     parser.add_argument("--kernel", action="append", default=[], help="only this kernel; may be repeated")
     parser.add_argument("--part", action="append", default=[], help="only parts whose name holds this; may be repeated")
-    parser.add_argument("--replays", type=int, default=30, help="timed replays of each graph (default: 30)")
-    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**31), help="default: a new one")
-    parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help="where the result goes")
-    parser.add_argument("--commit", default="", help="what the result says it was measured at")
+    machine.add_arguments(parser, RESULTS)
     return parser
 
 

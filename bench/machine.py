@@ -1,15 +1,26 @@
-"""What a result must say about the machine and the software that it was measured with."""
+"""What a result must say about the machine and the software that it was measured with, and what a bench is asked."""
 
+import argparse
 import datetime as dt
 import platform
+import random
 import re
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from jitspark.errors import TargetError
 from jitspark.target import target_of_capability
+
+
+def add_arguments(parser: argparse.ArgumentParser, folder: Path) -> None:
+    """How a bench that times CUDA graphs is repeated, and where it puts its result."""
+    parser.add_argument("--replays", type=int, default=30, help="timed replays of each graph (default: 30)")
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**31), help="default: a new one")
+    parser.add_argument("--out", type=Path, default=folder, metavar="DIR", help="where the result goes")
+    parser.add_argument("--commit", default="", help="what the result says it was measured at")
 
 
 def description(commit: str) -> dict[str, Any]:
