@@ -19,7 +19,8 @@ from vllm.models.muse_spark.common.dspark import MuseSparkDSparkDecoderLayer  # 
 from vllm.models.muse_spark.common.layers import materialize_residual_path_constants
 from vllm.platforms import current_platform
 
-from jitspark.runtime import LATENCY_SPECIALIZED, decode_backend, options, unsupported
+from jitspark.geometry import DEFAULT_GEOMETRY, deployment
+from jitspark.runtime import LATENCY_SPECIALIZED, decode_backend, draft_config, options, unsupported
 
 if TYPE_CHECKING:
     from vllm.v1.worker.gpu.spec_decode.dspark.speculator import DSparkSpeculator
@@ -48,6 +49,7 @@ class MuseSparkDSparkModel(stock.MuseSparkDSparkModel):  # type: ignore[misc] # 
         if specialized:
             from jitspark.runtime.markov import VocabParallelMarkovHead
 
+            _check_sizes(vllm_config)
             parts["DSparkMarkovHead"] = VocabParallelMarkovHead
         with _bound(stock, parts):
             super().__init__(vllm_config=vllm_config, start_layer_id=start_layer_id, prefix=prefix)
@@ -180,6 +182,14 @@ class MuseSparkDSparkForCausalLM(stock.MuseSparkDSparkForCausalLM):  # type: ign
 
 
 EntryClass = MuseSparkDSparkForCausalLM
+
+
+def _check_sizes(vllm_config: VllmConfig) -> None:
+    """Raises UsageError for a size in the draft's config.json that is not the geometry's."""
+    config = vllm_config.speculative_config.draft_model_config.hf_config
+    if isinstance(config, stock.MuseSparkDSparkConfig):  # vLLM's constructor refuses any other class
+        name = options.from_vllm_config(vllm_config).geometry or DEFAULT_GEOMETRY
+        draft_config.check_sizes(config, deployment(name, get_tensor_model_parallel_world_size()).draft)
 
 
 def _uses_specialized_decode(vllm_config: VllmConfig) -> bool:

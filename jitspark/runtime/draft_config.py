@@ -41,7 +41,15 @@ class Field:
 
 def check(model: Any, draft: "Draft") -> None:
     """Raises UsageError for the first field of the draft's config that no kernel serves. `model`: the inner model."""
-    field = next(differences(model, draft), None)
+    _refuse(next(differences(model, draft), None))
+
+
+def check_sizes(config: Any, draft: "Draft") -> None:
+    """As `check`, of the sizes alone and before the model is built: wrong ones end in vLLM's weight loader, unnamed."""
+    _refuse(next(_different(config, _sizes(draft)), None))
+
+
+def _refuse(field: Field | None) -> None:
     if field is not None:
         raise UsageError(
             where=f"the draft's config.json: {field.name}",
@@ -54,11 +62,7 @@ def check(model: Any, draft: "Draft") -> None:
 def differences(model: Any, draft: "Draft") -> Iterator[Field]:
     """Every such field, switches first."""
     config = model.config
-    wanted = {**SWITCHES, **_sizes(draft)}
-    for name, needed in wanted.items():
-        found = getattr(config, name, None)
-        if found != needed:
-            yield Field(name, found, needed)
+    yield from _different(config, {**SWITCHES, **_sizes(draft)})
     if str(config.residual_dtype) != "torch.float32":
         yield Field("residual_dtype", str(config.residual_dtype), "fp32")
     if config.moe.is_enabled:
@@ -69,6 +73,13 @@ def differences(model: Any, draft: "Draft") -> Iterator[Field]:
     if mode not in draft.attention.position_modes:
         yield Field("draft_position_mode", mode, draft.attention.position_modes[0])
     yield from _windows(model, draft)
+
+
+def _different(config: Any, wanted: Mapping[str, Any]) -> Iterator[Field]:
+    for name, needed in wanted.items():
+        found = getattr(config, name, None)
+        if found != needed:
+            yield Field(name, found, needed)
 
 
 def as_loaded(model: Any, draft: "Draft") -> "Draft":
@@ -86,6 +97,7 @@ def _sizes(draft: "Draft") -> dict[str, int]:
     attention = draft.attention
     return {
         "hidden_size": draft.hidden_size,
+        "vocab_size": draft.vocab_size,
         "num_hidden_layers": draft.num_hidden_layers,
         "intermediate_size_mlp": draft.intermediate_size,
         "target_hidden_size": draft.target_hidden_size,

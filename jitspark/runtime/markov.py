@@ -200,8 +200,11 @@ def _check_sizes(model: Any, world_size: int) -> None:
         raise _unfit("vocab_size", config.vocab_size, f"a multiple of the TP size {world_size}")
     if config.markov_rank % 32:
         raise _unfit("markov_rank", config.markov_rank, "a multiple of 32")
-    if not math.isfinite(model.output_logit_transform_params()[0]):
-        raise _unfit("metap", model.output_logit_transform_params()[0], "a finite output multiplier")
+    multiplier, soft_cap = model.output_logit_transform_params()
+    if not math.isfinite(multiplier):
+        raise _unfit("metap", multiplier, "a finite output multiplier")
+    if soft_cap is not None and not (math.isfinite(soft_cap) and soft_cap > 0):
+        raise _unfit("output_soft_cap_temp", soft_cap, "a positive number, or none")
     rows = config.vocab_size // world_size
     for name, layer in (("lm_head", model.lm_head), ("markov_w2", head.markov_w2)):
         found = f"{type(layer.quant_method).__name__}, {layer.weight.dtype} {list(layer.weight.shape)}"

@@ -110,6 +110,18 @@ def test_another_config_class_is_refused(build, tiny_draft, monkeypatch):
         build({}, cls=MuseSparkDSparkModel)
 
 
+@pytest.mark.parametrize(("field", "value"), [("hidden_size", 1024), ("vocab_size", 4096), ("num_hidden_layers", 3)])
+def test_a_size_that_is_not_the_geometry_s_is_refused_before_weights_are_loaded(
+    build, draft_config, field, value, monkeypatch
+):
+    from jitspark.errors import UsageError
+
+    monkeypatch.setattr(draft_config, field, value)
+
+    with pytest.raises(UsageError, match=f"the draft's config.json: {field}: found {value}; needed"):
+        build(SPECIALIZED)
+
+
 def test_layers_share_their_position_mode(build, draft_config, monkeypatch):
     monkeypatch.setattr(draft_config, "every_n_layers_nope", 2)
 

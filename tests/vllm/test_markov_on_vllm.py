@@ -110,6 +110,15 @@ def test_sizes_that_no_kernel_serves_are_refused_by_the_fields_name(markov, mode
         markov.build_markov_sampler(model, draft_logits=cache(), **FINE)
 
 
+@pytest.mark.parametrize("soft_cap", [0.0, -30.0, float("nan"), float("inf")])
+def test_a_soft_cap_that_bounds_nothing_is_refused(markov, model, soft_cap):
+    model.output_logit_transform_params = lambda: (0.5, soft_cap)
+    with pytest.raises(
+        UsageError, match=r"config.json: output_soft_cap_temp: found .*; needed a positive number, or none"
+    ):
+        markov.build_markov_sampler(model, draft_logits=cache(), **FINE)
+
+
 def test_a_head_for_gathered_candidates_is_refused(markov):
     with pytest.raises(ValueError, match="dspark_draft_topk is set"):
         markov.VocabParallelMarkovHead(VOCAB, VOCAB, RANK, prefix="", retain_weight_for_gather=True)
