@@ -119,7 +119,7 @@ def plain_deployment():
         platform.capability is not None and platform.capability[0] == family // 10
     )
     platform.is_device_capability = lambda capability: platform.capability == divmod(capability, 10)
-    envs = SimpleNamespace(VLLM_BATCH_INVARIANT=False, VLLM_FLASHINFER_ALLREDUCE_BACKEND="auto")
+    envs = SimpleNamespace(VLLM_BATCH_INVARIANT=False)
     return SimpleNamespace(config=_plain_config(), platform=platform, envs=envs)
 
 

@@ -1,7 +1,7 @@
 """All that jitspark knows of FlashInfer: no other module may import it, and importing this one does not either.
 
-Of the parts that a deployment may give it, attention has operations here; binding a plan with another part says so. Its
-kernels for it are Blackwell's.
+Of the parts that a deployment may ask of it, attention has operations here, for Blackwell. `LACKING` says why the
+others are refused: it has fused collectives and finalizes, but not one for each of our launches there (docs/vllm.md).
 """
 
 import functools
@@ -36,6 +36,12 @@ def missing() -> str | None:
         return f"{found} is installed"
     return None if importlib.util.find_spec("flashinfer") else "its package is missing"
 
+
+# By part: what the known version has no function for. Read from its signatures and from what they say of dtypes.
+LACKING: Mapping[str, str] = {
+    "experts": "no experts that read a plan's weights and leave a row for each token and slot",
+    "all_reduce": "no gated residual fused with its all-reduce, no finalize of FP32 rows",
+}
 
 HEAD_DIM = 64
 BLOCK_SIZE = 16

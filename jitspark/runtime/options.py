@@ -11,7 +11,7 @@ from typing import Any
 
 from jitspark.errors import GeometryError, UsageError
 from jitspark.geometry import DEFAULT_GEOMETRY, Backbone, load_geometry
-from jitspark.runtime.parts import CUTE, PARTS, SERVED_BY
+from jitspark.runtime.parts import CHOICES, CUTE, PARTS
 from jitspark.settings import Settings, from_environment
 from jitspark.target import TARGETS
 
@@ -101,8 +101,8 @@ def _providers(key: str, value: Any) -> tuple[tuple[str, str], ...]:
         raise _usage(key, value, f"an object from part to provider, the parts being {', '.join(PARTS)}")
     _refuse_unknown(key, value, PARTS)
     for part, provider in value.items():
-        if provider not in SERVED_BY[part]:
-            raise _usage(f"{key}.{part}", provider, f"one of {', '.join(SERVED_BY[part])}")
+        if provider not in CHOICES[part]:
+            raise _usage(f"{key}.{part}", provider, f"one of {', '.join(CHOICES[part])}")
     return tuple((part, value[part]) for part in PARTS if part in value)
 
 

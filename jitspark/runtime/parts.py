@@ -1,4 +1,4 @@
-"""The parts of the decode step and who may serve each of them: the words of `providers` and of the options."""
+"""The parts of the decode step and who may be asked to serve them: the words of `providers` and of the options."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -19,7 +19,12 @@ CUTE = "cute"  # our kernels
 FLASHINFER = "flashinfer"  # FlashInfer's, through flashinfer_ops
 STOCK = "stock"  # what vLLM runs without us
 
-FLASHINFER_PARTS = ("attention", "experts", "all_reduce")
-SERVED_BY: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {part: (CUTE, FLASHINFER, STOCK) if part in FLASHINFER_PARTS else (CUTE, STOCK) for part in PARTS}
+FLASHINFER_PARTS = ("attention",)  # what it serves
+# It has kernels for these too, but for other contracts than a plan's: choosing it is answered with what it lacks.
+FLASHINFER_REFUSED = ("experts", "all_reduce")
+CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        part: (CUTE, FLASHINFER, STOCK) if part in (*FLASHINFER_PARTS, *FLASHINFER_REFUSED) else (CUTE, STOCK)
+        for part in PARTS
+    }
 )

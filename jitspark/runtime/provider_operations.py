@@ -1,7 +1,7 @@
 """The operations that plans ask of providers beside our kernels, as an executor is bound with them.
 
 Refuses what no operation can do in a served model: stock NVFP4 experts read weights that vLLM has put into another
-order than a plan's.
+order than a plan's, and FlashInfer has no operations for some parts.
 """
 
 from collections.abc import Iterable
@@ -18,22 +18,30 @@ def provider_operations(plans: Iterable[Plan], device: Any) -> Operations:
 
     For executors that never run at the same time. Raises UsageError for a part that its provider cannot serve here.
     """
+    plans = tuple(plans)
     asked = {(each.provider, each.operation) for plan in plans for each in plan.launches}
     providers = {provider for provider, _ in asked}
     found: dict[tuple[str, str], Any] = {}
     if STOCK in providers:
         if (STOCK, "nvfp4_grouped_gemm_swiglu") in asked:
-            raise UsageError(
-                where='additional_config["jitspark"]["providers"]["experts"]',
-                found=STOCK,
-                needed="cute, for NVFP4 experts",
-                remedy="Leave the experts to our kernels, or run all of the decode step stock.",
-            )
+            raise _refused("experts", STOCK, "cute, for NVFP4 experts")
         from jitspark.runtime.stock_ops import stock_operations
 
         found |= stock_operations()
     if FLASHINFER in providers:
-        from jitspark.runtime.flashinfer_ops import flashinfer_operations
+        from jitspark.runtime.flashinfer_ops import LACKING, flashinfer_operations
 
+        parts = {each.part for plan in plans for each in plan.launches if each.provider == FLASHINFER}
+        if refused := sorted(parts & LACKING.keys()):
+            raise _refused(refused[0], f"{FLASHINFER} ({LACKING[refused[0]]})", "cute")
         found |= flashinfer_operations(device)
     return found
+
+
+def _refused(part: str, found: str, needed: str) -> UsageError:
+    return UsageError(
+        where=f'additional_config["jitspark"]["providers"]["{part}"]',
+        found=found,
+        needed=needed,
+        remedy=f"Leave {part} to our kernels, or run all of the decode step stock.",
+    )

@@ -8,7 +8,7 @@ Providers and what they require:
 * `cute`: our kernels, for every target. Attention reads whatever KV layout vLLM allocates, by its strides, but
   takes block tables and sequence lengths from the metadata of two backends only. Collectives write into the other
   ranks' memory, as vLLM's custom all-reduce does.
-* `flashinfer`: FlashInfer at the known version, on Blackwell, in the parts that it has.
+* `flashinfer`: attention by FlashInfer at the known version, on Blackwell. Other parts are refused with what it lacks.
 * `stock`: what vLLM runs anyway, so nothing.
 
 A config cannot show these; each is checked again when a plan is bound, for backbone and draft: the attention backend
@@ -24,7 +24,7 @@ from typing import Any
 
 from jitspark.runtime import flashinfer_ops
 from jitspark.runtime.options import Options, from_vllm_config
-from jitspark.runtime.parts import CUTE, FLASHINFER, PARTS, SERVED_BY
+from jitspark.runtime.parts import CHOICES, CUTE, FLASHINFER, PARTS
 
 Requirement = Callable[[Any, Options], str | None]
 
@@ -89,12 +89,10 @@ def _peer_memory(vllm_config: Any, _: Options) -> str | None:
     return "all-reduce backends without peer memory (disable_custom_all_reduce)" if refused else None
 
 
-def _multicast_fusions(_: Any, __: Options) -> str | None:
-    """FlashInfer's fused boundaries and finalize exist for its MNNVL workspaces only."""
-    from vllm import envs
-
-    backend = envs.VLLM_FLASHINFER_ALLREDUCE_BACKEND
-    return None if backend in ("auto", "mnnvl") else f"FlashInfer all-reduce backends but mnnvl ({backend})"
+def _flashinfer_lacks(part: str) -> Requirement:
+    """Refuses a part before anything else is asked: the known version does not serve it on any target."""
+    reason = f"the flashinfer provider for {part} ({flashinfer_ops.LACKING[part]})"
+    return lambda _, __: reason
 
 
 def _flashinfer_target(_: Any, options: Options) -> str | None:
@@ -112,15 +110,16 @@ _REQUIREMENTS: Mapping[tuple[str, str], tuple[Requirement, ...]] = {
     ("attention", CUTE): (_attention_backend(*ATTENTION_BACKENDS), _context_length),
     ("attention", FLASHINFER): (_attention_backend("FLASHINFER"), _context_length),
     ("all_reduce", CUTE): (_peer_memory,),
-    ("all_reduce", FLASHINFER): (_peer_memory, _multicast_fusions),
 }
 
 
 def _provider(part: str, name: str) -> Provider:
+    if name == FLASHINFER and part in flashinfer_ops.LACKING:
+        return Provider(part, name, (_flashinfer_lacks(part),))
     usable = (_flashinfer_target, _flashinfer_installed) if name == FLASHINFER else ()
     return Provider(part, name, usable + _REQUIREMENTS.get((part, name), ()))
 
 
 PROVIDERS: Mapping[tuple[str, str], Provider] = MappingProxyType(
-    {(part, name): _provider(part, name) for part in PARTS for name in SERVED_BY[part]}
+    {(part, name): _provider(part, name) for part in PARTS for name in CHOICES[part]}
 )

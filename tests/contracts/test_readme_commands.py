@@ -8,7 +8,7 @@ import typer.main
 
 from jitspark.cli.app import app
 from jitspark.runtime.options import _OPTIONS, _SETTINGS
-from jitspark.runtime.parts import FLASHINFER_PARTS, PARTS
+from jitspark.runtime.parts import PARTS
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = typer.main.get_command(app).commands
@@ -49,4 +49,4 @@ def test_every_option_of_a_deployment_is_listed():
     text = (ROOT / "docs/vllm.md").read_text(encoding="utf-8")
 
     assert set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)) == {*_OPTIONS, *_SETTINGS}
-    assert all(f"`{part}`" in text for part in {*PARTS, *FLASHINFER_PARTS})
+    assert all(f"`{part}`" in text for part in PARTS)

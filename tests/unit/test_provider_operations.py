@@ -37,6 +37,12 @@ def test_stock_nvfp4_experts_are_refused():
         provider_operations([plan], "cpu")
 
 
+@pytest.mark.parametrize(("part", "lacks"), [("experts", "no experts that"), ("all_reduce", "no gated residual")])
+def test_a_part_that_flashinfer_does_not_serve_is_refused_with_what_it_lacks(part, lacks):
+    with pytest.raises(UsageError, match=rf'\["{part}"\].*flashinfer \({lacks}'):
+        provider_operations([plan_of("tiny_swa", 2, **{part: "flashinfer"})], "cpu")
+
+
 def test_flashinfer_that_is_not_there_says_which_is_needed():
     with pytest.raises(UsageError, match="flashinfer-python"):
         provider_operations([plan_of("tiny", 1, attention="flashinfer")], "cpu")

@@ -12,7 +12,7 @@ from support_check_cases import plain_deployment, plain_modules, put
 from jitspark.errors import GeometryError, UsageError
 from jitspark.runtime import flashinfer_ops, specialized_decode_config, unsupported
 from jitspark.runtime.options import _SETTINGS, Options, from_vllm_config, parse, settings_for
-from jitspark.runtime.parts import PARTS, SERVED_BY
+from jitspark.runtime.parts import FLASHINFER_PARTS, FLASHINFER_REFUSED, PARTS
 from jitspark.runtime.providers import PROVIDERS, chosen
 from jitspark.settings import Settings, from_environment
 
@@ -187,9 +187,6 @@ def test_stock_in_a_part_lifts_our_requirement(deployment, monkeypatch):
     assert unsupported(deployment.config) is None
 
 
-FLASHINFER_PARTS = [part for part in PARTS if "flashinfer" in SERVED_BY[part]]
-
-
 @pytest.mark.parametrize("part", FLASHINFER_PARTS)
 def test_flashinfer_at_its_version_on_blackwell_is_accepted(deployment, install_flashinfer, part):
     install_flashinfer()
@@ -227,7 +224,7 @@ def test_an_absent_flashinfer_is_refused(deployment, monkeypatch):
 def test_flashinfer_is_refused_on_hopper(deployment, install_flashinfer):
     install_flashinfer()
     deployment.platform.capability = (9, 0)
-    ask(deployment, targets=["sm_90a"], providers={"experts": "flashinfer"})
+    ask(deployment, targets=["sm_90a"], providers={"attention": "flashinfer"})
 
     assert unsupported(deployment.config) == "the flashinfer provider on sm_90a"
 
@@ -240,9 +237,21 @@ def test_flashinfer_attention_requires_its_own_backend(deployment, install_flash
     assert unsupported(deployment.config) == "attention backends but FLASHINFER (FLASH_ATTN)"
 
 
-def test_flashinfer_collectives_require_their_workspaces(deployment, install_flashinfer, monkeypatch):
-    install_flashinfer()
-    put(monkeypatch, deployment, {"envs.VLLM_FLASHINFER_ALLREDUCE_BACKEND": "trtllm"})
-    ask(deployment, providers={"all_reduce": "flashinfer"})
+REFUSED = {
+    "experts": "no experts that read a plan's weights and leave a row for each token and slot",
+    "all_reduce": "no gated residual fused with its all-reduce, no finalize of FP32 rows",
+}
 
-    assert unsupported(deployment.config) == "FlashInfer all-reduce backends but mnnvl (trtllm)"
+
+def test_every_part_that_flashinfer_is_refused_for_has_a_reason():
+    assert set(REFUSED) == set(FLASHINFER_REFUSED) == set(flashinfer_ops.LACKING)
+    assert not {*FLASHINFER_PARTS} & {*FLASHINFER_REFUSED}
+
+
+@pytest.mark.parametrize("part", FLASHINFER_REFUSED)
+@pytest.mark.parametrize("installed", [True, False])
+def test_flashinfer_is_refused_with_what_it_lacks_installed_or_not(deployment, install_flashinfer, part, installed):
+    install_flashinfer(flashinfer_ops.VERSION if installed else "0.6.0")
+    ask(deployment, providers={part: "flashinfer"})
+
+    assert unsupported(deployment.config) == f"the flashinfer provider for {part} ({REFUSED[part]})"
