@@ -1,7 +1,7 @@
 """The operations that plans ask of providers beside our kernels, as an executor is bound with them.
 
 Refuses what no operation can do in a served model: stock NVFP4 experts read weights that vLLM has put into another
-order than a plan's, and FlashInfer has no operations for some parts.
+order than a plan's, stock exchanges are copies of a rank's own memory, and FlashInfer has no operations for some parts.
 """
 
 from collections.abc import Iterable
@@ -25,6 +25,8 @@ def provider_operations(plans: Iterable[Plan], device: Any) -> Operations:
     if STOCK in providers:
         if (STOCK, "nvfp4_grouped_gemm_swiglu") in asked:
             raise _refused("experts", STOCK, "cute, for NVFP4 experts")
+        if any(_exchanged_by_stock(plan) for plan in plans):
+            raise _refused("all_reduce", STOCK, "cute, above TP 1")
         from jitspark.runtime.stock_ops import stock_operations
 
         found |= stock_operations()
@@ -36,6 +38,10 @@ def provider_operations(plans: Iterable[Plan], device: Any) -> Operations:
             raise _refused(refused[0], f"{FLASHINFER} ({LACKING[refused[0]]})", "cute")
         found |= flashinfer_operations(device)
     return found
+
+
+def _exchanged_by_stock(plan: Plan) -> bool:
+    return plan.tp > 1 and any(each.part == "all_reduce" and each.provider == STOCK for each in plan.launches)
 
 
 def _refused(part: str, found: str, needed: str) -> UsageError:

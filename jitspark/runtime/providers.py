@@ -9,7 +9,7 @@ Providers and what they require:
   takes block tables and sequence lengths from the metadata of two backends only. Collectives write into the other
   ranks' memory, as vLLM's custom all-reduce does.
 * `flashinfer`: attention by FlashInfer at the known version, on Blackwell. Other parts are refused with what it lacks.
-* `stock`: what vLLM runs anyway, so nothing.
+* `stock`: what vLLM runs anyway, so nothing; but it does not serve exchanges between the launches of several ranks.
 
 A config cannot show these; each is checked again when a plan is bound, for backbone and draft: the attention backend
 that vLLM selects when none is named, the KV cache's strides and the block size of each layer's own cache, whether
@@ -24,7 +24,7 @@ from typing import Any
 
 from jitspark.runtime import flashinfer_ops
 from jitspark.runtime.options import Options, from_vllm_config
-from jitspark.runtime.parts import CHOICES, CUTE, FLASHINFER, PARTS
+from jitspark.runtime.parts import CHOICES, CUTE, FLASHINFER, PARTS, STOCK
 
 Requirement = Callable[[Any, Options], str | None]
 
@@ -95,6 +95,12 @@ def _flashinfer_lacks(part: str) -> Requirement:
     return lambda _, __: reason
 
 
+def _one_rank(vllm_config: Any, _: Options) -> str | None:
+    """Stock's exchanges are copies of this rank's own memory, made to time the rest of a step."""
+    alone = vllm_config.parallel_config.tensor_parallel_size == 1
+    return None if alone else "the stock provider for all_reduce above TP 1"
+
+
 def _flashinfer_target(_: Any, options: Options) -> str | None:
     other = next((target for target in options.targets if target not in flashinfer_ops.TARGETS), None)
     return None if other is None else f"the flashinfer provider on {other}"
@@ -110,6 +116,7 @@ _REQUIREMENTS: Mapping[tuple[str, str], tuple[Requirement, ...]] = {
     ("attention", CUTE): (_attention_backend(*ATTENTION_BACKENDS), _context_length),
     ("attention", FLASHINFER): (_attention_backend("FLASHINFER"), _context_length),
     ("all_reduce", CUTE): (_peer_memory,),
+    ("all_reduce", STOCK): (_one_rank,),
 }
 
 

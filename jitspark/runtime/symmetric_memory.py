@@ -158,7 +158,7 @@ def _mapped(
         where=f"rank {group.rank} of {group.size}, {STEP}",
         found=f"on rank {rank}: {reason}",
         needed="GPUs that map each other's memory, over NVLink or PCIe",
-        remedy="Use such GPUs, or leave the part `all_reduce` to stock, which exchanges over torch.distributed.",
+        remedy="Use such GPUs, or run vLLM's own decode (decode_backend auto): no step of several ranks does without.",
     )
 
 

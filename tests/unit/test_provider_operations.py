@@ -21,7 +21,8 @@ def test_our_kernels_need_no_operations():
 
 @pytest.mark.parametrize(("name", "tp"), [("tiny", 1), ("tiny_swa", 2)])
 def test_every_launch_that_is_stock_has_an_operation(name, tp):
-    plan = plan_of(name, tp, **dict.fromkeys(PARTS, STOCK))
+    served = [part for part in PARTS if tp == 1 or part != "all_reduce"]
+    plan = plan_of(name, tp, **dict.fromkeys(served, STOCK))
 
     found = provider_operations([plan], "cpu")
 
@@ -35,6 +36,11 @@ def test_stock_nvfp4_experts_are_refused():
 
     with pytest.raises(UsageError, match="NVFP4"):
         provider_operations([plan], "cpu")
+
+
+def test_stock_exchanges_are_refused_because_they_reach_no_other_rank():
+    with pytest.raises(UsageError, match=r'\["all_reduce"\].*stock.*above TP 1'):
+        provider_operations([plan_of("tiny_swa", 2, all_reduce=STOCK)], "cpu")
 
 
 @pytest.mark.parametrize(("part", "lacks"), [("experts", "no experts that"), ("all_reduce", "no gated residual")])

@@ -172,7 +172,15 @@ def test_every_part_is_ours_unless_said_otherwise():
     }
 
 
-@pytest.mark.parametrize("part", PARTS)
+def test_stock_exchanges_for_one_rank_only(deployment, monkeypatch):
+    several = PROVIDERS["all_reduce", "stock"].requirements(deployment.config)
+    put(monkeypatch, deployment, {"config.parallel_config.tensor_parallel_size": 1})
+
+    assert several == "the stock provider for all_reduce above TP 1"
+    assert PROVIDERS["all_reduce", "stock"].requirements(deployment.config) is None
+
+
+@pytest.mark.parametrize("part", [part for part in PARTS if part != "all_reduce"])
 def test_stock_requires_nothing(deployment, monkeypatch, part):
     put(monkeypatch, deployment, {"config.parallel_config.disable_custom_all_reduce": True})
     put(monkeypatch, deployment, {"config.attention_config.backend": "FLEX_ATTENTION"})
