@@ -148,6 +148,8 @@ def platform(monkeypatch):
         return gpu.capability and DeviceCapability(*gpu.capability)
 
     monkeypatch.setattr(type(current_platform), "get_device_capability", classmethod(capability))
+    # such a machine has Triton; without it, and on a CPU platform, vLLM takes its first model runner
+    monkeypatch.setattr("vllm.config.vllm.HAS_TRITON", True)
     return gpu
 
 
