@@ -7,6 +7,7 @@ changes no other kernel's digest.
 import ast
 import functools
 import hashlib
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,9 @@ from jitspark.errors import SpecError
 
 PACKAGE = "kernel_specs"
 ROOT = Path(__file__).resolve().parent.parent
+
+# CPython 3.11 counts the depth of a syntax tree for all threads together, and fails where two make one at a time
+_PARSING = threading.Lock()
 
 
 def kernel_sources(kernel: str, module: str = "kernel", root: Path = ROOT) -> tuple[tuple[str, str], ...]:
@@ -49,7 +53,8 @@ def _read(root: Path, name: str) -> tuple[str, tuple[str, ...]]:
 def _files_imported(root: Path, name: str, content: bytes) -> set[str]:
     """None for what is no Python: it has a key all the same, whose compile fails alone and says where."""
     try:
-        tree = ast.parse(content, filename=name)
+        with _PARSING:
+            tree = ast.parse(content, filename=name)
     except (SyntaxError, ValueError):
         return set()
     return {found for module in _imported(tree, name) for found in _files(root, module)}
