@@ -29,9 +29,9 @@ from stub_cache import (
     wanted,
 )
 
-from jitspark.build import build
-from jitspark.record import check_artifact
-from jitspark.store import put
+from jitspark.building.build import build
+from jitspark.cache.record import check_artifact
+from jitspark.cache.store import put
 
 
 def milliseconds(action: Callable[[], object], runs: int = 30) -> float:

@@ -20,7 +20,7 @@ from bench.plan_pack import Packed, load_plan_kernels, read_plans
 from jitspark.checking.packed import Kernels
 from jitspark.checking.plan_check import Bench, Outcome, launch_by_launch, other_provider, quiet, replayed, side_by_side
 from jitspark.errors import JitsparkError
-from jitspark.plan import CUTE, Stage
+from jitspark.plans.plan import CUTE, Stage
 from jitspark.runtime.stock_ops import stock_operations
 
 NUMBERS = {"rank": 1, "timeout_us": 200_000}

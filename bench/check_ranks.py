@@ -21,17 +21,17 @@ import torch.distributed as dist
 from bench import packed_cache
 from bench.collectives_rank import Place, joined
 from bench.plan_pack import Packed, load_plan_kernels, read_plans
-from jitspark.bound_plan import BLOCK_SIZE, BoundPlan
 from jitspark.checking.check import default_capture
 from jitspark.checking.compare import differing
 from jitspark.checking.guarded import bits
 from jitspark.checking.plan_arguments import Tensors, random_step, random_weights
 from jitspark.checking.plan_compare import compare_runs, poison
-from jitspark.executor import Executor
 from jitspark.peer_memory import map_peers
-from jitspark.plan import Plan, TensorArgument
-from jitspark.plan_binding import SymmetricMemory, local_memory
-from jitspark.reference_executor import ReferenceExecutor, argument_names
+from jitspark.plans.binding import SymmetricMemory, local_memory
+from jitspark.plans.bound_plan import BLOCK_SIZE, BoundPlan
+from jitspark.plans.executor import Executor
+from jitspark.plans.plan import Plan, TensorArgument
+from jitspark.plans.reference_executor import ReferenceExecutor, argument_names
 from jitspark.target import target_of_capability
 
 LENGTHS = (1000, 72, 8, 71, 2056, 73, 0, 2055)  # of requests in turn

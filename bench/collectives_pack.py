@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bench.collective_cases import cases, needed
 from bench.make_pack import build_all, write_pack
-from jitspark.build import wanted_for
+from jitspark.building.build import wanted_for
 from jitspark.errors import JitsparkError
 from jitspark.settings import from_environment
 from jitspark.target import TARGETS

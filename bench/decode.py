@@ -19,15 +19,15 @@ import torch
 from bench import forced_routing, machine, packed_cache
 from bench.plan_pack import Packed, load_plan_kernels, read_plans
 from bench.timing import read_rate, time_chains
-from jitspark.bound_plan import Operations
 from jitspark.checking.check import cuda_graph
 from jitspark.checking.packed import Kernels
 from jitspark.checking.plan_arguments import Tensors, random_step, random_weights
 from jitspark.errors import JitsparkError, PackError
-from jitspark.executor import Executor
-from jitspark.plan import CUTE, Launch, Plan, Stage
-from jitspark.plan_binding import local_memory
-from jitspark.plan_costs import Workload, costs
+from jitspark.plans.binding import local_memory
+from jitspark.plans.bound_plan import Operations
+from jitspark.plans.costs import Workload, costs
+from jitspark.plans.executor import Executor
+from jitspark.plans.plan import CUTE, Launch, Plan, Stage
 
 RESULTS = Path(__file__).resolve().parent / "results"
 STOCK = "stock"

@@ -14,19 +14,19 @@ import msgspec
 
 from bench.make_pack import files_of, write
 from bench.packed_cache import MANIFEST
-from jitspark.backbone_plan import decode_plan, logits_plan
-from jitspark.build import build, wanted_for
+from jitspark.building.build import build, wanted_for
+from jitspark.cache.lookup import Lookup
+from jitspark.cache.store import PLANS, Entry
 from jitspark.errors import JitsparkError
 from jitspark.geometry import Deployment, deployment
 from jitspark.key import Key
-from jitspark.lookup import Lookup
-from jitspark.plan import CUTE, Plan
-from jitspark.plan_builder import Keys
-from jitspark.plan_format import digest_in, to_bytes
+from jitspark.plans.backbone import decode_plan, logits_plan
+from jitspark.plans.builder import Keys
+from jitspark.plans.format import digest_in, to_bytes
+from jitspark.plans.plan import CUTE, Plan
 from jitspark.registry import specializations
 from jitspark.runtime.parts import PARTS, STOCK
 from jitspark.settings import Settings, from_environment
-from jitspark.store import PLANS, Entry
 from jitspark.target import TARGETS
 
 SLICE = 4  # layers: one with BF16 experts, three with NVFP4, one of them without a window; the last is tapped

@@ -25,11 +25,11 @@ from jitspark.checking.packed import Kernels
 from jitspark.checking.plan_arguments import Step, random_step, random_weights
 from jitspark.checking.plan_check import Bench, launch_by_launch, replayed
 from jitspark.errors import JitsparkError
-from jitspark.executor import Executor
-from jitspark.markov_plan import FIRST_TOKEN
-from jitspark.plan import CUTE, Kind, Plan, Stage
-from jitspark.plan_binding import local_memory
-from jitspark.plan_costs import Workload, costs
+from jitspark.plans.binding import local_memory
+from jitspark.plans.costs import Workload, costs
+from jitspark.plans.executor import Executor
+from jitspark.plans.markov import FIRST_TOKEN
+from jitspark.plans.plan import CUTE, Kind, Plan, Stage
 
 RESULTS = Path(__file__).resolve().parent / "results"
 STOCK = "stock"

@@ -12,20 +12,20 @@ from pathlib import Path
 
 from bench.make_pack import files_of, write
 from bench.packed_cache import MANIFEST
-from jitspark.build import build, wanted_for
-from jitspark.draft_plan import context_plan, draft_plan
+from jitspark.building.build import build, wanted_for
+from jitspark.cache.lookup import Lookup
+from jitspark.cache.store import PLANS, Entry
 from jitspark.errors import JitsparkError
 from jitspark.geometry import Deployment, deployment
 from jitspark.key import Key
-from jitspark.lookup import Lookup
-from jitspark.markov_plan import markov_plan
-from jitspark.plan import CUTE, Plan
-from jitspark.plan_builder import Keys
-from jitspark.plan_format import digest_in, to_bytes
+from jitspark.plans.builder import Keys
+from jitspark.plans.draft import context_plan, draft_plan
+from jitspark.plans.format import digest_in, to_bytes
+from jitspark.plans.markov import markov_plan
+from jitspark.plans.plan import CUTE, Plan
 from jitspark.registry import specializations
 from jitspark.runtime.parts import PARTS, STOCK
 from jitspark.settings import from_environment
-from jitspark.store import PLANS, Entry
 from jitspark.target import TARGETS
 
 

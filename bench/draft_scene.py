@@ -9,7 +9,7 @@ from torch import Generator, Tensor
 
 from bench.markov_scene import Scene, make_scene
 from jitspark.checking.plan_arguments import Step, random_step
-from jitspark.plan import Kind, Plan
+from jitspark.plans.plan import Kind, Plan
 
 Tensors = Mapping[str, Tensor]
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Generator, Tensor
 
-from jitspark.plan import Buffer, Kind, Launch, Plan, TensorArgument
+from jitspark.plans.plan import Buffer, Kind, Launch, Plan, TensorArgument
 
 ROUTING = "sigmoid_bias_topk_routing"
 

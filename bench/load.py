@@ -17,10 +17,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jitspark.cache.lookup import open_roots
+from jitspark.cache.store import keys_in, read_entry
 from jitspark.key import Key
-from jitspark.lookup import open_roots
 from jitspark.settings import from_environment
-from jitspark.store import keys_in, read_entry
 from jitspark.toolchain import runtime_library
 
 ROOT = Path(__file__).resolve().parents[1]

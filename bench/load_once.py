@@ -6,15 +6,15 @@ Prints one JSON object. The clock starts at the first import of jitspark; the in
 import time
 
 started, started_cpu = time.perf_counter(), time.process_time()
-import jitspark.loader  # noqa: E402 - the clock starts before it
+import jitspark.cache.loader  # noqa: E402 - the clock starts before it
 
 imported = time.perf_counter()
 import json  # noqa: E402 - as above
 import sys  # noqa: E402 - as above
 from pathlib import Path  # noqa: E402 - as above
 
+from jitspark.cache.lookup import Lookup  # noqa: E402 - as above
 from jitspark.key import Key  # noqa: E402 - as above
-from jitspark.lookup import Lookup  # noqa: E402 - as above
 from jitspark.settings import from_environment  # noqa: E402 - as above
 
 
@@ -25,7 +25,7 @@ def main() -> None:
     entries = lookup.find_all(keys)
     assert all(entry is not None for entry in entries), "the cache lacks entries"
     found = time.perf_counter()
-    kernels = jitspark.loader.Loader(settings).load([entry for entry in entries if entry is not None])
+    kernels = jitspark.cache.loader.Loader(settings).load([entry for entry in entries if entry is not None])
     done, done_cpu = time.perf_counter(), time.process_time()
     peak = peak_rss()
     for kernel in kernels:
@@ -50,7 +50,7 @@ def peak_rss() -> float:
     return int(status.partition("VmHWM:")[2].split()[0]) * 1024 / 1e6
 
 
-def check_signature(kernel: jitspark.loader.Kernel) -> None:
+def check_signature(kernel: jitspark.cache.loader.Kernel) -> None:
     """A call without arguments is refused with the kernel's own signature: this is the kernel that the record names."""
     refused = ""
     try:

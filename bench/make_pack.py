@@ -18,15 +18,15 @@ from bench.packed_cache import MANIFEST
 from bench.parts import launches
 from bench.resources import resources
 from bench.step_parts import step_parts
-from jitspark.build import build, wanted_for
+from jitspark.building.build import build, wanted_for
+from jitspark.building.progress import Event, Wanted
+from jitspark.cache.lookup import Lookup
+from jitspark.cache.store import ARTIFACTS, Entry
 from jitspark.errors import CompileError, JitsparkError
 from jitspark.geometry import deployment
-from jitspark.lookup import Lookup
-from jitspark.progress import Event, Wanted
 from jitspark.registry import kernel_names, load_spec, specializations
 from jitspark.settings import Settings, from_environment
 from jitspark.spec import Specialization
-from jitspark.store import ARTIFACTS, Entry
 from jitspark.target import TARGETS
 
 TOKEN_COUNTS = (8, 16, 32, 64)

@@ -9,11 +9,11 @@ import sys
 import time
 
 started = time.perf_counter()
-from jitspark.loader import Loader  # noqa: E402 - the clock starts before it
-from jitspark.lookup import Lookup  # noqa: E402 - as above
-from jitspark.plan import Stage  # noqa: E402 - as above
-from jitspark.planning import Plans, Served  # noqa: E402 - as above
-from jitspark.runtime_library import without_collecting  # noqa: E402 - as above
+from jitspark.cache.loader import Loader  # noqa: E402 - the clock starts before it
+from jitspark.cache.lookup import Lookup  # noqa: E402 - as above
+from jitspark.cache.runtime_library import without_collecting  # noqa: E402 - as above
+from jitspark.plans.plan import Stage  # noqa: E402 - as above
+from jitspark.plans.planning import Plans, Served  # noqa: E402 - as above
 from jitspark.settings import from_environment  # noqa: E402 - as above
 
 imported = time.perf_counter()

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from bench.packed_cache import read_manifest
+from jitspark.cache.store import PLANS
 from jitspark.checking.packed import Kernels, load_keys
 from jitspark.errors import PackError
-from jitspark.plan import Plan
-from jitspark.plan_reader import PlanReader
-from jitspark.store import PLANS
+from jitspark.plans.plan import Plan
+from jitspark.plans.reader import PlanReader
 
 
 @dataclass(frozen=True, slots=True)

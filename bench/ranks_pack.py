@@ -16,14 +16,14 @@ import msgspec
 from bench import decode_pack
 from bench.make_pack import files_of, write
 from bench.packed_cache import MANIFEST
-from jitspark.backbone_plan import decode_plan
+from jitspark.cache.store import PLANS
 from jitspark.errors import JitsparkError
 from jitspark.geometry import DEFAULT_GEOMETRY, deployment
-from jitspark.plan import CUTE
-from jitspark.plan_builder import Keys
-from jitspark.plan_format import digest_in, to_bytes
+from jitspark.plans.backbone import decode_plan
+from jitspark.plans.builder import Keys
+from jitspark.plans.format import digest_in, to_bytes
+from jitspark.plans.plan import CUTE
 from jitspark.settings import from_environment
-from jitspark.store import PLANS
 from jitspark.target import TARGETS
 
 

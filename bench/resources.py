@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from jitspark.cache.store import Entry
 from jitspark.machine_code import disassemble, disassembler
 from jitspark.spec import Specialization
-from jitspark.store import Entry
 from kernel_specs.primitives.grouped_tiling import GroupedTiling
 from kernel_specs.primitives.nvfp4_tiling import TILE_ROWS, TOKENS, StreamShape
 from kernel_specs.skinny_gemm_bf16.tiling import Tiling

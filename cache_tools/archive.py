@@ -10,9 +10,9 @@ import tarfile
 from typing import IO, Protocol
 
 from cache_tools.pins import MAX_PLAN_BYTES
+from jitspark.cache.record import MAX_ARTIFACT_BYTES, MAX_RECORD_BYTES
+from jitspark.cache.store import ARTIFACT, ARTIFACTS, RECORD
 from jitspark.errors import PackError
-from jitspark.record import MAX_ARTIFACT_BYTES, MAX_RECORD_BYTES
-from jitspark.store import ARTIFACT, ARTIFACTS, RECORD
 
 BLOCK = tarfile.BLOCKSIZE
 MANIFEST = "MANIFEST.json"

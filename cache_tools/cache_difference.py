@@ -6,8 +6,8 @@ from typing import Any
 
 from cache_tools.difference import Difference, nearest, shown
 from cache_tools.sources import Source
+from jitspark.cache.store import Entry
 from jitspark.key import Key
-from jitspark.store import Entry
 
 _SHOWN = 6
 

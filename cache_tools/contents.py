@@ -10,9 +10,9 @@ from pathlib import Path
 from cache_tools.archive import LICENCE, MANIFEST, RUNTIME_LIBRARY, SIGNATURE
 from cache_tools.manifest import ListedFile, Manifest, manifest_of, needs_of
 from cache_tools.plan_files import PlanFile
+from jitspark.cache.runtime_library import RUNTIME
+from jitspark.cache.store import ARTIFACT, RECORD, Entry, entry_parts
 from jitspark.errors import EntryError, PackError
-from jitspark.runtime_library import RUNTIME
-from jitspark.store import ARTIFACT, RECORD, Entry, entry_parts
 
 PACKS = "packs-v1"
 # The sections that compilers put source paths into: their names stand in an artifact as they are, also in its device

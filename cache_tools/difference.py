@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jitspark.store import Entry
+from jitspark.cache.store import Entry
 
 ABSENT = "(absent)"
 # What is chosen, and where the spec's part of a recipe says it again.

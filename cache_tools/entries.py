@@ -6,10 +6,10 @@ from collections.abc import Container, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from jitspark.cache.record import Record
+from jitspark.cache.store import ARTIFACTS, Entry, Layer, keys_in, read_entry, toolchains_of
 from jitspark.errors import EntryError, UsageError
 from jitspark.key import Key
-from jitspark.record import Record
-from jitspark.store import ARTIFACTS, Entry, Layer, keys_in, read_entry, toolchains_of
 
 logger = logging.getLogger("jitspark")
 

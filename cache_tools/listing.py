@@ -5,7 +5,7 @@ from typing import Any
 
 from cache_tools.entries import compiler_version
 from cache_tools.table import table
-from jitspark.store import Entry, Layer
+from jitspark.cache.store import Entry, Layer
 
 Group = tuple[str, str, str, str, str]
 

@@ -8,8 +8,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from cache_tools.manifest import Needs
+from jitspark.cache.runtime_library import LIBRARY, find_runtime_library
 from jitspark.errors import JitsparkError, PackError, TargetError
-from jitspark.runtime_library import LIBRARY, find_runtime_library
 from jitspark.settings import Settings
 from jitspark.target import CUDA_FLAVOUR, host_name
 

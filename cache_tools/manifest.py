@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from cache_tools.archive import MANIFEST, bad_pack, limit_of, unknown_file
+from jitspark.cache.record import Record
 from jitspark.errors import PackError
 from jitspark.key import Key, canonical
-from jitspark.record import Record
 
 VERSION = 1
 MAX_FILES = 200_000

@@ -17,8 +17,8 @@ from cache_tools.archive import FILE_MODE
 from cache_tools.contents import Contents
 from cache_tools.pack import Packed, packed
 from cache_tools.placing import new_folder, write_below
+from jitspark.cache.folders import FOLDER_MODE
 from jitspark.errors import UsageError
-from jitspark.folders import FOLDER_MODE
 
 _LAYER = "application/vnd.oci.image.layer.v1.tar+gzip"
 _CONFIG = "application/vnd.oci.image.config.v1+json"

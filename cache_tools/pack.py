@@ -10,8 +10,8 @@ from cache_tools.archive import write_end, write_member
 from cache_tools.contents import Contents, Runtime, contents_of, pack_members
 from cache_tools.placing import new_file, new_folder, write_below
 from cache_tools.plan_files import PlanFile
+from jitspark.cache.store import Entry
 from jitspark.errors import UsageError
-from jitspark.store import Entry
 
 FORMATS = ("tar.zst", "dir", "oci", "wheel")
 

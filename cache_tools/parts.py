@@ -5,7 +5,7 @@ from typing import Any
 
 from cache_tools.difference import leaves, shown
 from cache_tools.entries import compiler_version
-from jitspark.store import Entry
+from jitspark.cache.store import Entry
 
 
 def parts(entries: Sequence[Entry]) -> Iterator[str]:

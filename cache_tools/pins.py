@@ -7,10 +7,10 @@ from collections.abc import Container, Iterable
 from pathlib import Path
 from typing import Any
 
+from jitspark.cache.folders import read_below
+from jitspark.cache.store import PLANS, Layer
 from jitspark.errors import CacheDirectoryError, EntryError
-from jitspark.folders import read_below
 from jitspark.key import Key
-from jitspark.store import PLANS, Layer
 
 logger = logging.getLogger("jitspark")
 

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from io import BufferedRandom
 from pathlib import Path
 
+from jitspark.cache.folders import FILE_MODE, FOLDER_MODE
+from jitspark.cache.staging import fresh_name
 from jitspark.errors import PackError
-from jitspark.folders import FILE_MODE, FOLDER_MODE
-from jitspark.staging import fresh_name
 
 
 @contextmanager

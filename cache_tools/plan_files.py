@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from cache_tools.archive import bad_pack
 from cache_tools.pins import MAX_PLAN_BYTES, plan_names
+from jitspark.cache.folders import read_below
+from jitspark.cache.store import PLANS, Layer
 from jitspark.errors import EntryError, PlanError, UsageError
-from jitspark.folders import read_below
 from jitspark.key import Key
-from jitspark.store import PLANS, Layer
 
 if TYPE_CHECKING:  # what a plan is costs time to import, and many caches have none
-    from jitspark.plan import Plan
+    from jitspark.plans.plan import Plan
 
 logger = logging.getLogger("jitspark")
 
@@ -46,7 +46,7 @@ class PlanFiles:
     def read(self, path: str, content: bytes, where: str) -> PlanFile:
         """The plan in `content`, whose path below a root is `path`. Raises PlanError."""
         if self._reader is None:
-            from jitspark.plan_reader import PlanReader
+            from jitspark.plans.reader import PlanReader
 
             self._reader = PlanReader()
         name = path.rpartition("/")[2].removesuffix(".json")

@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from cache_tools.pins import pinned_keys, plan_names
+from jitspark.cache.failures import sweep_failures
+from jitspark.cache.folders import make_folder, open_folder
+from jitspark.cache.lock import LockDirectory, keys_folder
+from jitspark.cache.runtime_library import RUNTIME
+from jitspark.cache.staging import STAGING, owned_name, remove, sweep
+from jitspark.cache.store import ARTIFACTS, PLANS, Layer, entry_directory, entry_parts, keys_in
 from jitspark.errors import CacheDirectoryError, EntryError, ToolchainError
-from jitspark.failures import sweep_failures
-from jitspark.folders import make_folder, open_folder
 from jitspark.key import Key, toolchain_digest
-from jitspark.lock import LockDirectory, keys_folder
-from jitspark.runtime_library import RUNTIME
 from jitspark.settings import Settings
-from jitspark.staging import STAGING, owned_name, remove, sweep
-from jitspark.store import ARTIFACTS, PLANS, Layer, entry_directory, entry_parts, keys_in
 from jitspark.toolchain import own_toolchain
 
 _LAYOUT = re.compile(r"(artifacts|plans|runtime)-v([0-9]{1,9})\Z")
@@ -122,7 +122,7 @@ def _old_plans(layer: Layer, rules: Rules) -> list[Removed]:
 
 
 def _last_uses(layer: Layer) -> dict[str, int]:
-    from jitspark.ledger import lines
+    from jitspark.cache.ledger import lines
 
     return {line.entry: line.last_use for line in lines(layer) if line.layer == str(layer.root)}
 
@@ -257,7 +257,7 @@ def _size(path: Path) -> int:
 
 
 def _forget(layer: Layer, gone: set[_Candidate]) -> None:
-    from jitspark.ledger import forget
+    from jitspark.cache.ledger import forget
 
     forget(layer, [f"{entry.key.path}/{entry.toolchain}" for entry in gone])
 

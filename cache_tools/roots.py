@@ -5,10 +5,10 @@ import logging
 import os
 from pathlib import Path
 
+from jitspark.cache.folders import make_root, root_problem
+from jitspark.cache.store import ARTIFACTS, Layer
 from jitspark.errors import CacheDirectoryError
-from jitspark.folders import make_root, root_problem
 from jitspark.settings import Settings
-from jitspark.store import ARTIFACTS, Layer
 
 logger = logging.getLogger("jitspark")
 

@@ -4,11 +4,11 @@ from pathlib import Path
 
 from cache_tools.archive import LICENCE, RUNTIME_LIBRARY
 from cache_tools.contents import Runtime
+from jitspark.cache.folders import is_fit
+from jitspark.cache.runtime_library import RUNTIME, RuntimeLibrary, find_runtime_library
+from jitspark.cache.store import Layer
 from jitspark.errors import PackError
-from jitspark.folders import is_fit
-from jitspark.runtime_library import RUNTIME, RuntimeLibrary, find_runtime_library
 from jitspark.settings import Settings
-from jitspark.store import Layer
 from jitspark.target import CUDA_FLAVOUR
 
 

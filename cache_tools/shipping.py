@@ -10,8 +10,8 @@ import typer
 
 from cache_tools.command_line import answer, answer_json, errors_as_json
 from cache_tools.commands import Json
+from jitspark.cache.store import Entry
 from jitspark.settings import Settings, from_environment
-from jitspark.store import Entry
 
 if TYPE_CHECKING:
     from cache_tools.plan_files import PlanFile

@@ -14,11 +14,11 @@ from cache_tools.manifest import manifest_from_bytes
 from cache_tools.pins import MAX_PLAN_BYTES, plan_names
 from cache_tools.signing import Trust, check_trust
 from cache_tools.verify import Bad
+from jitspark.cache.folders import place, read_below
+from jitspark.cache.record import MAX_ARTIFACT_BYTES, MAX_RECORD_BYTES
+from jitspark.cache.runtime_library import RUNTIME
+from jitspark.cache.store import ARTIFACT, PLANS, RECORD, Layer, entry_parts, keys_in
 from jitspark.errors import EntryError, PackError
-from jitspark.folders import place, read_below
-from jitspark.record import MAX_ARTIFACT_BYTES, MAX_RECORD_BYTES
-from jitspark.runtime_library import RUNTIME
-from jitspark.store import ARTIFACT, PLANS, RECORD, Layer, entry_parts, keys_in
 
 logger = logging.getLogger("jitspark")
 

@@ -12,9 +12,9 @@ from cache_tools.roots import readable_root
 from cache_tools.runtime_carried import carried_runtime
 from cache_tools.signing import Trust
 from cache_tools.unpack import PackedEntry, packed_items
-from jitspark.runtime_library import RUNTIME
+from jitspark.cache.runtime_library import RUNTIME
+from jitspark.cache.store import Entry
 from jitspark.settings import Settings
-from jitspark.store import Entry
 from jitspark.target import CUDA_FLAVOUR
 
 

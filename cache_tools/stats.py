@@ -6,8 +6,8 @@ from typing import Any
 
 from cache_tools.entries import entries_in
 from cache_tools.table import table
-from jitspark.ledger import lines
-from jitspark.store import Layer
+from jitspark.cache.ledger import lines
+from jitspark.cache.store import Layer
 
 _COLUMNS = ("entries", "bytes", "hits", "misses", "waits", "compiles", "compile_seconds")
 

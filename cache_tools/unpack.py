@@ -15,12 +15,12 @@ from cache_tools.manifest import Manifest, Needs, needs_of
 from cache_tools.opened import OpenedPack, opened_pack
 from cache_tools.plan_files import PlanFile, PlanFiles
 from cache_tools.signing import Trust
+from jitspark.cache.folders import FILE_MODE, cannot_write, make_folder, sync
+from jitspark.cache.record import Record, check_artifact, record_from_bytes
+from jitspark.cache.staging import staging
+from jitspark.cache.store import ARTIFACT, RECORD, Layer, publish, read_entry
 from jitspark.errors import EntryError, PlanError
-from jitspark.folders import FILE_MODE, cannot_write, make_folder, sync
 from jitspark.key import Key
-from jitspark.record import Record, check_artifact, record_from_bytes
-from jitspark.staging import staging
-from jitspark.store import ARTIFACT, RECORD, Layer, publish, read_entry
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from cache_tools.pins import plan_names
 from cache_tools.plan_files import PlanFiles
+from jitspark.cache.store import Layer, entry_directory, keys_in, read_entry
 from jitspark.errors import EntryError, PlanError
 from jitspark.key import Key
-from jitspark.store import Layer, entry_directory, keys_in, read_entry
 
 
 @dataclass(frozen=True, slots=True)

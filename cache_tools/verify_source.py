@@ -13,8 +13,8 @@ from cache_tools.signing import ANY, Trust
 from cache_tools.sources import read_source
 from cache_tools.unpack import PackedEntry, packed_items
 from cache_tools.verify import Bad, Verified, verified_lines, verify
+from jitspark.cache.store import Entry
 from jitspark.settings import Settings
-from jitspark.store import Entry
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ def _read_through(file: Path, trust: Trust) -> Verified:
 def _rebuilt(
     entries: Sequence[Entry], share: float, settings: Settings
 ) -> tuple[tuple[Bad, ...], tuple[Bad, ...], int]:
-    from jitspark.rebuild import rebuild, sample
+    from jitspark.building.rebuild import rebuild, sample
 
     result = rebuild(sample(entries, share), settings)
     different = tuple(Bad(_name(entry), f"not what compiling gives: {why}") for entry, why in result.different)

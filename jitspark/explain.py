@@ -6,9 +6,9 @@ from typing import Any
 
 from cache_tools.difference import Difference, nearest
 from cache_tools.entries import compiler_version, entries_in, entries_of
+from jitspark.building.progress import Wanted
+from jitspark.cache.store import Entry, Layer
 from jitspark.key import plain
-from jitspark.progress import Wanted
-from jitspark.store import Entry, Layer
 
 SHOWN = 12
 

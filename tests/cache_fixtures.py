@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from stub_cache import fill, make_templates, wanted
 
+from jitspark.cache.store import Layer
 from jitspark.notice import say_once
-from jitspark.store import Layer
 
 
 @pytest.fixture(scope="session")

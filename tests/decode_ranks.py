@@ -11,12 +11,12 @@ import msgspec
 import rank_processes
 import torch
 
-from jitspark.backbone_plan import decode_plan
 from jitspark.checking.plan_arguments import random_step, random_weights
 from jitspark.geometry import deployment
-from jitspark.plan import Kind
-from jitspark.plan_binding import local_memory
-from jitspark.reference_executor import ReferenceExecutor
+from jitspark.plans.backbone import decode_plan
+from jitspark.plans.binding import local_memory
+from jitspark.plans.plan import Kind
+from jitspark.plans.reference_executor import ReferenceExecutor
 
 LENGTHS = (40, 72, 8)  # of requests
 SEED = 5

@@ -59,8 +59,8 @@ def unmappable(group, _):
 
 
 def plans_for(size, rows):
-    from jitspark.backbone_plan import decode_plan
     from jitspark.geometry import deployment
+    from jitspark.plans.backbone import decode_plan
 
     return [decode_plan(deployment("tiny", size), rows, "sm_90a")]
 

@@ -15,12 +15,12 @@ from pathlib import Path
 from stub_cache import other_toolchain, record_of, wanted
 
 from cache_tools.pins import keys_of_plan
+from jitspark.cache.failures import FAILURES, failure_path, remembered_failure
+from jitspark.cache.record import record_from_bytes
+from jitspark.cache.store import Layer
 from jitspark.errors import EntryError, GeometryError, JitsparkError
-from jitspark.failures import FAILURES, failure_path, remembered_failure
 from jitspark.geometry import GEOMETRY_DIR, load_geometry
 from jitspark.key import Key, toolchain_digest
-from jitspark.record import record_from_bytes
-from jitspark.store import Layer
 
 ITEM = wanted(1)[0]
 

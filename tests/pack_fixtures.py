@@ -16,11 +16,11 @@ from cache_tools.manifest import ListedFile, Manifest, manifest_from_bytes, merk
 from cache_tools.pack import pack
 from cache_tools.signing import ANY
 from cache_tools.unpack import unpack as unpack_trusting
+from jitspark.cache.store import Layer
 from jitspark.errors import PackError
-from jitspark.plan import CUTE, Buffer, Kind, Launch, Plan, Stage, TensorArgument
-from jitspark.plan_format import to_bytes
-from jitspark.plan_store import put_bytes
-from jitspark.store import Layer
+from jitspark.plans.format import to_bytes
+from jitspark.plans.plan import CUTE, Buffer, Kind, Launch, Plan, Stage, TensorArgument
+from jitspark.plans.store import put_bytes
 
 ROOT = Path(__file__).resolve().parents[1]
 RUNTIME = "runtime-v1/cu13/libcute_dsl_runtime.so"

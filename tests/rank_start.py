@@ -21,10 +21,10 @@ sys.path[:0] = [str(TESTS), str(TESTS.parent)]
 import torch.distributed as dist  # noqa: E402
 from stub_cache import settings_for, stub_command, wanted  # noqa: E402
 
-from jitspark.build import build_and_load, missing_entries  # noqa: E402
+from jitspark.building.build import build_and_load, missing_entries  # noqa: E402
+from jitspark.cache.loader import Loader  # noqa: E402
+from jitspark.cache.lookup import Lookup  # noqa: E402
 from jitspark.errors import JitsparkError  # noqa: E402
-from jitspark.loader import Loader  # noqa: E402
-from jitspark.lookup import Lookup  # noqa: E402
 from jitspark.runtime.prepared import on_all_ranks  # noqa: E402
 from jitspark.runtime.ranks import RankGroup  # noqa: E402
 

@@ -14,13 +14,13 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from jitspark.building.progress import Wanted
+from jitspark.cache.lookup import Lookup, Roots
+from jitspark.cache.record import Record
+from jitspark.cache.store import Layer, put
 from jitspark.key import Recipe
-from jitspark.lookup import Lookup, Roots
-from jitspark.progress import Wanted
-from jitspark.record import Record
 from jitspark.settings import Settings
 from jitspark.spec import CONST, KernelSpec, Specialization
-from jitspark.store import Layer, put
 from jitspark.target import CUDA_FLAVOUR, TARGETS, host_name
 from jitspark.toolchain import Distribution, Toolchain, own_toolchain
 

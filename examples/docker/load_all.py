@@ -4,10 +4,10 @@ import sys
 import time
 
 from cache_tools.plan_files import plans_in
-from jitspark.loader import Loader
-from jitspark.lookup import Lookup
+from jitspark.cache.loader import Loader
+from jitspark.cache.lookup import Lookup
+from jitspark.cache.store import keys_in
 from jitspark.settings import from_environment
-from jitspark.store import keys_in
 
 
 def main() -> None:

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from jitspark.cache.folders import FOLDER_MODE, root_problem
+from jitspark.cache.loader import Kernel, Loader
+from jitspark.cache.lookup import Lookup, Roots
+from jitspark.cache.store import Layer
 from jitspark.errors import CacheDirectoryError, MissingEntriesError, PackError
-from jitspark.folders import FOLDER_MODE, root_problem
 from jitspark.key import Key, recipe_of
-from jitspark.loader import Kernel, Loader
-from jitspark.lookup import Lookup, Roots
 from jitspark.settings import from_environment
 from jitspark.spec import Specialization
-from jitspark.store import Layer
 
 Kernels = dict[Key, Kernel]
 

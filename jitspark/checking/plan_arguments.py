@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
-from jitspark.plan import Buffer, Kind, Launch, Plan, TensorArgument
-from jitspark.reference_executor import argument_names
+from jitspark.plans.plan import Buffer, Kind, Launch, Plan, TensorArgument
+from jitspark.plans.reference_executor import argument_names
 from kernel_specs.qk_rmsnorm_rope_paged_kv_append.reference import rope_table
 
 BLOCK_SIZE = 16

@@ -6,17 +6,17 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from jitspark.bound_plan import BLOCK_SIZE, Operations
+from jitspark.cache.loader import Kernel
 from jitspark.checking.check import cuda_graph
 from jitspark.checking.compare import differing
 from jitspark.checking.plan_arguments import Step, Tensors, random_step, random_weights
 from jitspark.checking.plan_compare import OTHER_PROVIDER, Judged, compare_runs, poison
-from jitspark.executor import Executor
 from jitspark.key import Key
-from jitspark.loader import Kernel
-from jitspark.plan import Plan
-from jitspark.plan_binding import local_memory
-from jitspark.reference_executor import ReferenceExecutor
+from jitspark.plans.binding import local_memory
+from jitspark.plans.bound_plan import BLOCK_SIZE, Operations
+from jitspark.plans.executor import Executor
+from jitspark.plans.plan import Plan
+from jitspark.plans.reference_executor import ReferenceExecutor
 
 REPLAYS = 20
 

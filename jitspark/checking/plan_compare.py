@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from jitspark.bound_plan import BoundPlan
 from jitspark.checking.compare import Comparison, compare
 from jitspark.checking.guarded import bits
-from jitspark.plan import Launch, TensorArgument
-from jitspark.reference_executor import argument_names
+from jitspark.plans.bound_plan import BoundPlan
+from jitspark.plans.plan import Launch, TensorArgument
+from jitspark.plans.reference_executor import argument_names
 from jitspark.registry import kernel_names, load_spec
 
 # Chosen by shape or number of rows, without a part in the result

@@ -84,8 +84,8 @@ def plan(
 ) -> None:
     """Show a step as data: its launches with their keys, bytes and floors."""
     from jitspark.cli.show_plan import View, show_plan
-    from jitspark.plan_costs import Workload
-    from jitspark.planning import Served
+    from jitspark.plans.costs import Workload
+    from jitspark.plans.planning import Served
 
     with errors_as_json(as_json):
         chosen = parse_targets(target, say)[0]
@@ -109,7 +109,7 @@ def compare(
     """Run a step twice, by kernels and by references: the first launch that leaves its tolerance."""
     from jitspark.cli.compare_runs import Comparing
     from jitspark.cli.compare_runs import compare as run
-    from jitspark.planning import Served
+    from jitspark.plans.planning import Served
 
     with errors_as_json(as_json):
         chosen = Comparing(stage, rows, subject, context, seed)

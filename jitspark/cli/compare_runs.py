@@ -11,23 +11,23 @@ from typing import TYPE_CHECKING, Any
 
 from cache_tools.command_line import answer, answer_json, say
 from cache_tools.table import table
+from jitspark.cache.loader import Loader
+from jitspark.cache.lookup import Lookup
 from jitspark.cli.show_plan import requested
 from jitspark.errors import JitsparkError, UsageError
-from jitspark.executor import Executor, load_kernels
-from jitspark.loader import Loader
-from jitspark.lookup import Lookup
-from jitspark.plan import Kind, Plan, Stage
-from jitspark.plan_binding import local_memory, title
-from jitspark.planning import Plans, Served
+from jitspark.plans.binding import local_memory, title
+from jitspark.plans.executor import Executor, load_kernels
+from jitspark.plans.plan import Kind, Plan, Stage
+from jitspark.plans.planning import Plans, Served
+from jitspark.plans.weights_contract import contract, held
 from jitspark.runtime.parts import PARTS, STOCK
 from jitspark.settings import Settings
-from jitspark.weights_contract import contract, held
 
 if TYPE_CHECKING:  # torch is imported once it is known to be there
     import torch
 
-    from jitspark.bound_plan import BoundPlan
     from jitspark.checking.plan_compare import Judged
+    from jitspark.plans.bound_plan import BoundPlan
 
 KERNELS, TORCH = "kernels", "torch"
 SUBJECTS = (KERNELS, STOCK, TORCH)
@@ -87,7 +87,7 @@ def _judged(
     from jitspark.checking.plan_arguments import random_step, random_weights
     from jitspark.checking.plan_compare import KERNELS as KERNEL_BOUNDS
     from jitspark.checking.plan_compare import OTHER_PROVIDER, compare_runs
-    from jitspark.reference_executor import ReferenceExecutor
+    from jitspark.plans.reference_executor import ReferenceExecutor
 
     device = "cpu" if subject == TORCH else "cuda"
     _require_memory(plan, torch.device(device))
@@ -145,7 +145,7 @@ def _stock(plan: Plan, bound: Callable[[Plan], dict[str, Any]]) -> "BoundPlan":
 
 def _torch(plan: Plan, tensors: dict[str, Any]) -> "BoundPlan":
     from jitspark.checking.torch_kernels import TORCH_KERNELS
-    from jitspark.reference_executor import ReferenceExecutor
+    from jitspark.plans.reference_executor import ReferenceExecutor
 
     return ReferenceExecutor(plan, tensors, instead=TORCH_KERNELS, numbers=NUMBERS, symmetric=local_memory(plan, "cpu"))
 

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jitspark.buffer_planner import intervals
 from jitspark.errors import UsageError
-from jitspark.plan import Kind, Plan
-from jitspark.plan_builder import nbytes
-from jitspark.plan_costs import Cost, Workload
+from jitspark.plans.buffer_planner import intervals
+from jitspark.plans.builder import nbytes
+from jitspark.plans.costs import Cost, Workload
+from jitspark.plans.plan import Kind, Plan
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,12 +7,12 @@ from cache_tools.entries import entries_of
 from cache_tools.plan_files import PlanFile, plans_in
 from cache_tools.roots import readable_layers
 from cache_tools.shipping import Chosen
-from jitspark.build import missing_entries
+from jitspark.building.build import missing_entries
+from jitspark.cache.store import Entry, Layer
 from jitspark.cli.selection import Selection, wanted_by
 from jitspark.cli.warm_plans import deployments
-from jitspark.plan_store import missing_plans
+from jitspark.plans.store import missing_plans
 from jitspark.settings import Settings
-from jitspark.store import Entry, Layer
 
 
 def of_deployments(selection: Selection, settings: Settings) -> Chosen:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from cache_tools.command_line import say
-from jitspark.progress import Event
+from jitspark.building.progress import Event
 
 # News comes every two seconds; nobody waits longer than five for a line.
 LINE_SECONDS = 3.0

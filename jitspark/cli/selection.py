@@ -9,7 +9,7 @@ from jitspark.errors import TargetError, UsageError
 from jitspark.target import DEFAULT_TARGET, check_target
 
 if TYPE_CHECKING:  # what has to import specs is imported where it is used: other commands start without it
-    from jitspark.progress import Wanted
+    from jitspark.building.progress import Wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ def wanted_by(selection: Selection) -> "list[Wanted]":
 
     Raises GeometryError, SpecError and TargetError.
     """
-    from jitspark.build import wanted_for
+    from jitspark.building.build import wanted_for
     from jitspark.geometry import deployment
     from jitspark.registry import specializations
 

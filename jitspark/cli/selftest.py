@@ -3,7 +3,7 @@
 from jitspark.cli.compare_runs import judged
 from jitspark.doctor.check import Check, FailedError, run
 from jitspark.gpus import find_gpus, targets_of
-from jitspark.planning import Served
+from jitspark.plans.planning import Served
 from jitspark.settings import Settings
 
 GEOMETRY, ROWS, CONTEXT = "tiny_swa", 16, 200

@@ -9,12 +9,12 @@ from cache_tools.command_line import answer, answer_json, say
 from cache_tools.roots import readable_layers
 from cache_tools.table import table
 from jitspark.errors import UsageError
-from jitspark.plan import Launch, Plan, Stage
-from jitspark.plan_costs import Cost, Workload, costs
-from jitspark.plan_request import PlanRequest
-from jitspark.planning import Plans, Served
+from jitspark.plans.costs import Cost, Workload, costs
+from jitspark.plans.plan import Launch, Plan, Stage
+from jitspark.plans.planning import Plans, Served
+from jitspark.plans.request import PlanRequest
+from jitspark.plans.weights_contract import Need, contract, held
 from jitspark.settings import Settings
-from jitspark.weights_contract import Need, contract, held
 
 MICROSECONDS = 1e6
 

@@ -11,13 +11,13 @@ from typing import Any
 from cache_tools.command_line import answer, answer_json, error_text, say
 from cache_tools.roots import readable_layers, writable_layer
 from cache_tools.table import table
-from jitspark.build import Report, build, note_uses
+from jitspark.building.build import Report, build, note_uses
+from jitspark.building.progress import Wanted
+from jitspark.cache.lookup import Lookup, Roots
 from jitspark.cli.progress_display import shown_progress
 from jitspark.cli.selection import Selection, wanted_by
 from jitspark.cli.warm_plans import warm_plans
 from jitspark.errors import CacheDirectoryError, JitsparkError
-from jitspark.lookup import Lookup, Roots
-from jitspark.progress import Wanted
 from jitspark.settings import Settings
 
 

@@ -4,13 +4,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from cache_tools.roots import readable_layers, writable_layer
+from jitspark.cache.store import Layer
 from jitspark.cli.selection import Selection
 from jitspark.errors import CacheDirectoryError
-from jitspark.plan_request import PlanRequest
-from jitspark.plan_store import keep
-from jitspark.planning import Plans, Served
+from jitspark.plans.planning import Plans, Served
+from jitspark.plans.request import PlanRequest
+from jitspark.plans.store import keep
 from jitspark.settings import Settings
-from jitspark.store import Layer
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,9 @@ import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
+from jitspark.cache.failures import clean_log
 from jitspark.compiler import cute, link
 from jitspark.errors import CompileError, JitsparkError
-from jitspark.failures import clean_log
 from jitspark.key import codegen_options
 from jitspark.spec import Specialization
 

@@ -5,10 +5,10 @@ import re
 import subprocess
 from pathlib import Path
 
+from jitspark.cache.failures import clean_log
+from jitspark.cache.loader import map_artifact
+from jitspark.cache.runtime_library import installed_runtime_library, load_runtime_library
 from jitspark.errors import CompileError, ToolchainError
-from jitspark.failures import clean_log
-from jitspark.loader import map_artifact
-from jitspark.runtime_library import installed_runtime_library, load_runtime_library
 from jitspark.toolchain import linker_path
 
 # -Bsymbolic and the version script bind every internal reference inside the library: with a plain shared object

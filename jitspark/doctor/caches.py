@@ -4,12 +4,12 @@ import os
 from pathlib import Path
 
 from cache_tools.roots import writable_layer
+from jitspark.cache.folders import root_problem
+from jitspark.cache.lock import LockDirectory, keys_folder
+from jitspark.cache.staging import staging
 from jitspark.doctor.check import FailedError
 from jitspark.errors import CacheDirectoryError
-from jitspark.folders import root_problem
-from jitspark.lock import LockDirectory, keys_folder
 from jitspark.settings import Settings
-from jitspark.staging import staging
 
 NEEDED_BYTES = 256 * 1024 * 1024
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from cache_tools.machine import gpu_targets
 from cache_tools.manifest import Needs, needs_of
+from jitspark.cache.runtime_library import find_runtime_library, load_runtime_library, offers
 from jitspark.doctor.check import FailedError
-from jitspark.runtime_library import find_runtime_library, load_runtime_library, offers
 from jitspark.settings import Settings
 from jitspark.target import CUDA_FLAVOUR, host_name
 

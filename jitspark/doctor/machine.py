@@ -7,10 +7,10 @@ import os
 import sys
 
 from jitspark import toolchain
+from jitspark.cache.memory_file import sealed_memory_file
+from jitspark.cache.runtime_library import find_runtime_library, load_runtime_library, offers
 from jitspark.doctor.check import FailedError
 from jitspark.gpus import find_gpus
-from jitspark.memory_file import sealed_memory_file
-from jitspark.runtime_library import find_runtime_library, load_runtime_library, offers
 from jitspark.settings import Settings
 from jitspark.target import CUDA_FLAVOUR
 

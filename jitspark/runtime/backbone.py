@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from jitspark.bound_plan import BoundPlan
 from jitspark.errors import UsageError
-from jitspark.executor import Executor
-from jitspark.plan import Kind, Plan
-from jitspark.reference_executor import ReferenceExecutor
+from jitspark.plans.bound_plan import BoundPlan
+from jitspark.plans.executor import Executor
+from jitspark.plans.plan import Kind, Plan
+from jitspark.plans.reference_executor import ReferenceExecutor
 from jitspark.runtime import backbone_tensors
 from jitspark.runtime.activity import StepCounter
 from jitspark.runtime.expert_tp import ExpertShares

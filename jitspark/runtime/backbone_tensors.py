@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from jitspark.errors import WeightsError
-from jitspark.plan import Buffer, Kind, Plan, WeightSource
+from jitspark.plans.plan import Buffer, Kind, Plan, WeightSource
 from jitspark.runtime.expert_tp import ExpertShares
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
-from jitspark.plan import Launch
+from jitspark.plans.plan import Launch
 from jitspark.registry import kernel_names, load_spec
 from jitspark.spec import Argument, Static
 

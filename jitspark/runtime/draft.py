@@ -15,14 +15,14 @@ from vllm.config import CompilationMode
 from vllm.distributed import get_tp_group
 from vllm.forward_context import get_forward_context, is_forward_context_available
 
-from jitspark.bound_plan import BoundPlan
+from jitspark.cache.loader import Kernel
 from jitspark.errors import UsageError
-from jitspark.executor import Executor
 from jitspark.key import Key
-from jitspark.loader import Kernel
-from jitspark.plan import Kind, Plan
-from jitspark.plan_binding import Tensors, local_memory
-from jitspark.reference_executor import ReferenceExecutor
+from jitspark.plans.binding import Tensors, local_memory
+from jitspark.plans.bound_plan import BoundPlan
+from jitspark.plans.executor import Executor
+from jitspark.plans.plan import Kind, Plan
+from jitspark.plans.reference_executor import ReferenceExecutor
 from jitspark.runtime import draft_tensors, options
 from jitspark.runtime.draft_plans import DraftPlans, make_plans
 from jitspark.runtime.kernel_loading import load_kernels

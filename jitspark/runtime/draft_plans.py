@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from jitspark.draft_plan import combine_plan, context_plan, draft_plan
 from jitspark.errors import TargetError
 from jitspark.geometry import DEFAULT_GEOMETRY, MAX_REQUESTS, Deployment, Draft, deployment
-from jitspark.plan import Plan
-from jitspark.plan_builder import Keys
+from jitspark.plans.builder import Keys
+from jitspark.plans.draft import combine_plan, context_plan, draft_plan
+from jitspark.plans.plan import Plan
 from jitspark.runtime import draft_config, options
 from jitspark.target import DEFAULT_TARGET, TARGETS, target_of_capability
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from jitspark.errors import WeightsError
-from jitspark.plan import Buffer, Kind, Plan, WeightSource
+from jitspark.plans.plan import Buffer, Kind, Plan, WeightSource
 
 if TYPE_CHECKING:
     import torch

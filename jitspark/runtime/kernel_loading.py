@@ -9,17 +9,17 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from jitspark import executor
-from jitspark.build import build_and_load, wanted_for
+from jitspark.building.build import build_and_load, wanted_for
+from jitspark.building.progress import Event
+from jitspark.cache.loader import Kernel, Loader
+from jitspark.cache.lookup import Lookup
+from jitspark.cache.store import Layer
 from jitspark.geometry import Deployment
 from jitspark.key import Key
-from jitspark.loader import Kernel, Loader
-from jitspark.lookup import Lookup
-from jitspark.plan import Plan
-from jitspark.progress import Event
+from jitspark.plans import executor
+from jitspark.plans.plan import Plan
 from jitspark.registry import specializations
 from jitspark.settings import Settings
-from jitspark.store import Layer
 
 logger = logging.getLogger("jitspark")
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from jitspark.bound_plan import BoundPlan
-from jitspark.plan import Buffer, Plan, TensorArgument
+from jitspark.plans.bound_plan import BoundPlan
+from jitspark.plans.plan import Buffer, Plan, TensorArgument
 
 Bind = Callable[[Plan, Mapping[str, torch.Tensor]], BoundPlan]  # weights aside, with these tensors by buffer name
 HIDDEN, LOGITS = "hidden", "logits"

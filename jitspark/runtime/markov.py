@@ -15,9 +15,9 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, 
 from vllm.model_executor.models.qwen3_dspark import DSparkMarkovHead
 from vllm.model_executor.models.utils import maybe_prefix
 
-from jitspark.bound_plan import BoundPlan
 from jitspark.errors import UsageError
 from jitspark.geometry import MAX_REQUESTS
+from jitspark.plans.bound_plan import BoundPlan
 from jitspark.runtime.markov_launches import bound_plans
 from jitspark.runtime.markov_reference import ReferenceLoop
 from jitspark.runtime.ranks import RankGroup

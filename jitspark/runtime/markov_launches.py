@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 
-from jitspark.bound_plan import BoundPlan
 from jitspark.errors import RankError, TargetError, UsageError
-from jitspark.executor import Executor
 from jitspark.geometry import DEFAULT_GEOMETRY, Deployment, deployment
-from jitspark.markov_plan import FIRST_TOKEN, markov_plan
-from jitspark.plan import Plan
-from jitspark.plan_builder import Keys
+from jitspark.plans.bound_plan import BoundPlan
+from jitspark.plans.builder import Keys
+from jitspark.plans.executor import Executor
+from jitspark.plans.markov import FIRST_TOKEN, markov_plan
+from jitspark.plans.plan import Plan
 from jitspark.runtime import options
 from jitspark.runtime.draft_plans import own_target
 from jitspark.runtime.kernel_loading import load_kernels

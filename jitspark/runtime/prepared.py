@@ -9,19 +9,19 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from jitspark.building.progress import Event
+from jitspark.cache.loader import Kernel
 from jitspark.errors import JitsparkError, RankError, TargetError, UsageError
 from jitspark.geometry import DEFAULT_GEOMETRY, Deployment, deployment
 from jitspark.key import Key
-from jitspark.loader import Kernel
 from jitspark.notice import say_once
-from jitspark.plan import Plan, Stage
-from jitspark.planning import Plans, Served
-from jitspark.progress import Event
+from jitspark.plans.plan import Plan, Stage
+from jitspark.plans.planning import Plans, Served
+from jitspark.plans.served_rows import MAX_REQUESTS, ServedRows, served_rows
 from jitspark.runtime import DecodeConfig, options
 from jitspark.runtime.kernel_loading import cache_layers, load_deployment
 from jitspark.runtime.parts import CUTE
 from jitspark.runtime.ranks import RankGroup
-from jitspark.served_rows import MAX_REQUESTS, ServedRows, served_rows
 
 # A cold start compiles for minutes, and another node's may be slower; a rank that dies is noticed at once.
 PATIENCE = 1800.0

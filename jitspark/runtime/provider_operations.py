@@ -7,9 +7,9 @@ order than a plan's, stock exchanges are copies of a rank's own memory, and Flas
 from collections.abc import Iterable
 from typing import Any
 
-from jitspark.bound_plan import Operations
 from jitspark.errors import UsageError
-from jitspark.plan import Plan
+from jitspark.plans.bound_plan import Operations
+from jitspark.plans.plan import Plan
 from jitspark.runtime.parts import FLASHINFER, STOCK
 
 

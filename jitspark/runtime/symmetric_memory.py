@@ -16,9 +16,9 @@ import torch
 
 from jitspark.errors import GeometryError, RankError
 from jitspark.peer_memory import map_peers, unmappable
-from jitspark.plan import Kind, Plan
-from jitspark.plan_binding import SymmetricMemory
-from jitspark.plan_format import to_bytes
+from jitspark.plans.binding import SymmetricMemory
+from jitspark.plans.format import to_bytes
+from jitspark.plans.plan import Kind, Plan
 from jitspark.runtime.device_memory import wait_for
 from jitspark.runtime.ranks import RankGroup
 from jitspark.runtime.silence import WordWatch

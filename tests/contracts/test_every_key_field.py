@@ -254,10 +254,10 @@ def test_a_transitive_import_is_reached(tmp_path):
 COMPILE = """
 import sys
 from pathlib import Path
-from jitspark.build import build
+from jitspark.building.build import build
 from jitspark.key import recipe_of
-from jitspark.lookup import Lookup
-from jitspark.progress import Wanted
+from jitspark.cache.lookup import Lookup
+from jitspark.building.progress import Wanted
 from jitspark.registry import load_spec
 from jitspark.settings import Settings
 folder = Path(sys.argv[1])

@@ -43,6 +43,6 @@ def test_checking_and_benchmarking_import_nothing_else():
 
 
 def test_what_apache_tvm_ffi_offers_is_known_before_anything_else_imports_it():
-    answer = run("import sys; from jitspark.runtime_library import offers\nprint(offers('TVMFFIEnvGetStream'))")
+    answer = run("import sys; from jitspark.cache.runtime_library import offers\nprint(offers('TVMFFIEnvGetStream'))")
 
     assert answer.stdout.strip() == "True", answer.stderr

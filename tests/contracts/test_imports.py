@@ -50,7 +50,7 @@ def test_the_service_imports_nothing_heavy(module):
 
 
 def test_loading_imports_no_compiler_and_no_library_but_the_abi():
-    loaded = modules_after_importing("jitspark.loader", "jitspark.store", "jitspark.lookup")
+    loaded = modules_after_importing("jitspark.cache.loader", "jitspark.cache.store", "jitspark.cache.lookup")
 
     assert not loaded & NOT_FOR_LOADING
 

@@ -22,7 +22,7 @@ DEPLOYMENTS = [("tiny", 1), ("tiny_swa", 1), ("tiny_swa", 2)]
 @functools.cache
 def bench_of(name, tp, rows):
     geometry = pytest.importorskip("jitspark.geometry")  # which a machine for checks alone need not have
-    from jitspark.backbone_plan import decode_plan
+    from jitspark.plans.backbone import decode_plan
 
     plan = decode_plan(geometry.deployment(name, tp), rows, machine.own_target())
     root = from_environment().cache_dir

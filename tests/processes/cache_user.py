@@ -15,11 +15,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import filelock  # noqa: E402, F401 - part of being ready
 from stub_cache import TARGET, number_of, other_toolchain, settings_for, stub_command, wanted  # noqa: E402
 
-from jitspark import build as build_module  # noqa: E402
-from jitspark import lock, share  # noqa: E402
+from jitspark.building import build as build_module  # noqa: E402
+from jitspark.building import share  # noqa: E402
+from jitspark.cache import lock  # noqa: E402
+from jitspark.cache.loader import Loader  # noqa: E402
+from jitspark.cache.lookup import Lookup  # noqa: E402
 from jitspark.errors import JitsparkError  # noqa: E402
-from jitspark.loader import Loader  # noqa: E402
-from jitspark.lookup import Lookup  # noqa: E402
 from jitspark.toolchain import own_toolchain  # noqa: E402
 
 

@@ -12,13 +12,13 @@ import sys
 
 sys.path.insert(0, sys.argv[1])
 
+from jitspark.cache.loader import Loader
+from jitspark.cache.lookup import Lookup
+from jitspark.cache.store import keys_in
 from jitspark.errors import EntryError
-from jitspark.loader import Loader
-from jitspark.lookup import Lookup
-from jitspark.plan_store import PlanStore
-from jitspark.planning import Served
+from jitspark.plans.planning import Served
+from jitspark.plans.store import PlanStore
 from jitspark.settings import from_environment
-from jitspark.store import keys_in
 
 FOREIGN = {"torch", "cutlass", "filelock", "cryptography", "zstandard", "typer", "msgspec", "kernel_specs.rmsnorm"}
 

@@ -19,11 +19,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from stub_cache import artifact_of, number_of, record_of, settings_for, stub_command, wanted  # noqa: E402
 
 from cache_tools.prune import Rules, prune  # noqa: E402
-from jitspark.build import build  # noqa: E402
+from jitspark.building.build import build  # noqa: E402
+from jitspark.cache.loader import Loader  # noqa: E402
+from jitspark.cache.lookup import Lookup  # noqa: E402
+from jitspark.cache.store import put, set_aside  # noqa: E402
 from jitspark.errors import EntryError  # noqa: E402
-from jitspark.loader import Loader  # noqa: E402
-from jitspark.lookup import Lookup  # noqa: E402
-from jitspark.store import put, set_aside  # noqa: E402
 
 
 def reader(task, items, settings, counts):

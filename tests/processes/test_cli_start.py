@@ -10,7 +10,17 @@ import pytest
 import stub_cache
 
 ROOT = Path(__file__).resolve().parents[2]
-HEAVY = {"cutlass", "torch", "tvm_ffi", "msgspec", "rich", "pynvml", "pydantic", "jitspark.compiler", "jitspark.build"}
+HEAVY = {
+    "cutlass",
+    "torch",
+    "tvm_ffi",
+    "msgspec",
+    "rich",
+    "pynvml",
+    "pydantic",
+    "jitspark.compiler",
+    "jitspark.building.build",
+}
 # Modules loaded when the command has ended, as JSON on standard error.
 RUN = """
 import atexit, json, sys

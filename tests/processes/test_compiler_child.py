@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from stub_cache import wait_until
 
-from jitspark.build import wanted_for
-from jitspark.compiler_child import COMMAND, CompilerChild
+from jitspark.building.build import wanted_for
+from jitspark.building.compiler_child import COMMAND, CompilerChild
 from jitspark.errors import SpecError
 from jitspark.geometry import deployment
 from jitspark.registry import specializations

@@ -15,11 +15,11 @@ from other_user import as_nobody
 from step_faults import every_step, failed_at
 from stub_cache import artifact_of, fill, lookup_in, number_of, record_of, settings_for, stub_command, wanted
 
-from jitspark.build import build
+from jitspark.building.build import build
+from jitspark.cache.loader import Loader
+from jitspark.cache.lookup import Lookup, open_roots
+from jitspark.cache.store import Layer, keys_in, put, read_entry
 from jitspark.errors import CacheDirectoryError, EntryError, JitsparkError
-from jitspark.loader import Loader
-from jitspark.lookup import Lookup, open_roots
-from jitspark.store import Layer, keys_in, put, read_entry
 
 ITEM = wanted(1)[0]
 ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.ESTALE, errno.EBUSY, errno.ENOENT, errno.EIO)
@@ -237,7 +237,7 @@ def test_an_artifact_that_cannot_be_read_later_is_one_typed_error(layer, templat
     def stale(*_args, **_kwargs):
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
-    monkeypatch.setattr("jitspark.folders.os.read", stale)
+    monkeypatch.setattr("jitspark.cache.folders.os.read", stale)
     with pytest.raises(EntryError, match=r"[Ss]tale"):
         entry.read_artifact()
 
@@ -252,7 +252,7 @@ def test_a_stale_handle_that_a_second_look_cures_is_a_hit(layer, templates, monk
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
         return real(*args, **options)
 
-    monkeypatch.setattr("jitspark.folders.os.open", stale_once)
+    monkeypatch.setattr("jitspark.cache.folders.os.open", stale_once)
 
     assert entry.read_artifact()
 

@@ -7,12 +7,12 @@ from step_faults import every_step, killed_at
 from stub_cache import artifact_of, compiles, fill, record_of, settings_for, stub_command, wanted
 
 from cache_tools.prune import Rules, prune
-from jitspark.build import build
+from jitspark.building.build import build
+from jitspark.cache.failures import remember_failure, remembered_failure
+from jitspark.cache.lookup import Lookup
+from jitspark.cache.staging import staging, sweep
+from jitspark.cache.store import ARTIFACT, Layer, put, read_entry, set_aside
 from jitspark.errors import EntryError
-from jitspark.failures import remember_failure, remembered_failure
-from jitspark.lookup import Lookup
-from jitspark.staging import staging, sweep
-from jitspark.store import ARTIFACT, Layer, put, read_entry, set_aside
 
 ITEMS = wanted(3)
 ITEM = ITEMS[0]
@@ -157,6 +157,6 @@ def test_another_machines_work_is_swept_by_age_alone(layer, monkeypatch):
     (layer.root / "staging" / f"elsewhere.{'0' * 16}.1.abc").mkdir(parents=True)
     assert sweep(layer.root) == []
 
-    monkeypatch.setattr("jitspark.staging.ORPHAN_SECONDS", -1.0)
+    monkeypatch.setattr("jitspark.cache.staging.ORPHAN_SECONDS", -1.0)
 
     assert len(sweep(layer.root)) == 1

@@ -9,7 +9,7 @@ import sys
 import pytest
 from stub_cache import PROCESSES, fill, settings_for, wanted
 
-from jitspark.lookup import Lookup
+from jitspark.cache.lookup import Lookup
 
 COUNT = 5
 # Everything that locks, or changes a file or a name. Not `openat`: its flags say whether it writes.
@@ -23,7 +23,7 @@ import json, os, sys
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
 from stub_cache import settings_for, wanted
-from jitspark.lookup import Lookup, open_roots
+from jitspark.cache.lookup import Lookup, open_roots
 root, folder, count, absent = Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5])
 settings = settings_for(None, folder, cache_path=(root,)) if sys.argv[6] == "read-only" else settings_for(root, folder)
 items = wanted(count) + wanted(absent, start=1000)

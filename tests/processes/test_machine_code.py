@@ -3,9 +3,9 @@ instructions that were meant. What a kernel's machine code must hold is declared
 
 import pytest
 
-from jitspark.build import build, wanted_for
+from jitspark.building.build import build, wanted_for
+from jitspark.cache.lookup import Lookup
 from jitspark.geometry import deployment
-from jitspark.lookup import Lookup
 from jitspark.machine_code import device_image, disassemble, disassembler
 from jitspark.registry import kernel_names, load_spec, specializations
 from jitspark.settings import Settings, default_compile_slots

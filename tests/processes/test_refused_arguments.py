@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 from described_tensors import CPU, Described, compact
 
-from jitspark.build import build, wanted_for
+from jitspark.building.build import build, wanted_for
+from jitspark.cache.loader import Loader
+from jitspark.cache.lookup import Lookup
 from jitspark.errors import SpecError
 from jitspark.gpus import find_gpus
-from jitspark.loader import Loader
-from jitspark.lookup import Lookup
 from jitspark.registry import kernel_names, load_spec
 from jitspark.settings import Settings, default_compile_slots
 from jitspark.spec import VAR, AtMost, Tensor

@@ -9,8 +9,8 @@ import pytest
 from other_user import NOBODY, as_nobody
 from stub_cache import fill, run_users, settings_for, wanted
 
-from jitspark.build import build
-from jitspark.lookup import Lookup
+from jitspark.building.build import build
+from jitspark.cache.lookup import Lookup
 
 # A compiler that other users can start, whatever may keep them from this Python; the template's number is its answer.
 SHELL_COMPILER = """

@@ -9,11 +9,11 @@ import pytest
 from stub_cache import fill, lookup_in, other_toolchain, settings_for, wanted
 
 from cache_tools.difference import differences
-from jitspark.build import build
+from jitspark.building.build import build
+from jitspark.cache.loader import Loader
+from jitspark.cache.store import Layer, toolchains_of
 from jitspark.errors import MissingEntriesError, SpecError, TargetError
 from jitspark.key import canonical, plain, toolchain_digest
-from jitspark.loader import Loader
-from jitspark.store import Layer, toolchains_of
 
 ROOT = Path(__file__).resolve().parents[2]
 ITEM = wanted(1)[0]

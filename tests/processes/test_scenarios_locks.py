@@ -6,8 +6,8 @@ from itertools import pairwise
 import pytest
 from stub_cache import CacheUser, cache_users, compiles, run_users, wait_until
 
-from jitspark import share
-from jitspark.compiler_child import COMPILE_LIMIT_SECONDS
+from jitspark.building import share
+from jitspark.building.compiler_child import COMPILE_LIMIT_SECONDS
 
 # Longer than two reports at their usual pace, much shorter than the compiles in the threads.
 LONG = 6.0

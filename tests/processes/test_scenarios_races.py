@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 from stub_cache import artifact_of, compiles, fill, lookup_in, record_of, run_users, wanted
 
-from jitspark import store
+from jitspark.cache import store
+from jitspark.cache.folders import make_root
+from jitspark.cache.staging import staging
+from jitspark.cache.store import ARTIFACT, RECORD, Layer, entry_directory, keys_in, put, read_entry
 from jitspark.errors import CacheDirectoryError
-from jitspark.folders import make_root
 from jitspark.key import recipe_of
 from jitspark.registry import kernel_names, load_spec
-from jitspark.staging import staging
-from jitspark.store import ARTIFACT, RECORD, Layer, entry_directory, keys_in, put, read_entry
 from jitspark.target import target_of_capability
 
 ITEM = wanted(1)[0]
@@ -117,7 +117,7 @@ def test_an_entry_is_one_file_and_one_record_and_appears_whole(layer, templates,
         seen.append(sorted(os.listdir(source)))
         rename(source, target, **folders)
 
-    monkeypatch.setattr("jitspark.store.os.rename", watched)
+    monkeypatch.setattr("jitspark.cache.store.os.rename", watched)
     entry = fill(layer.root, [ITEM], templates)[0]
 
     assert seen == [[ARTIFACT, RECORD]]
@@ -158,7 +158,7 @@ def test_a_staging_folder_that_vanishes_is_made_again(layer, templates, monkeypa
             shutil.rmtree(layer.root / "staging")
         return publish(root, key, record, staged, **options)
 
-    monkeypatch.setattr("jitspark.store.publish", vanishing)
+    monkeypatch.setattr("jitspark.cache.store.publish", vanishing)
     content = artifact_of(ITEM, templates)
 
     assert put(layer, ITEM.key, record_of(ITEM, content), content).read_artifact() == content
@@ -238,7 +238,7 @@ def test_a_bad_entry_that_cannot_be_moved_is_one_clear_error(layer, templates, m
     entry = fill(layer.root, [ITEM], templates)[0]
     (entry.directory / ARTIFACT).chmod(0o644)
     (entry.directory / ARTIFACT).write_bytes(b"damage")
-    monkeypatch.setattr("jitspark.store.set_aside", lambda *_: "stuck")
+    monkeypatch.setattr("jitspark.cache.store.set_aside", lambda *_: "stuck")
 
     with pytest.raises(CacheDirectoryError, match="cannot be moved"):
         fill(layer.root, [ITEM], templates)

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from stub_cache import compiles, fill, lookup_in, run_users, settings_for, stub_command, wanted
 
-from jitspark.build import build
+from jitspark.building.build import build
+from jitspark.cache.lookup import Lookup
 from jitspark.errors import MissingEntriesError
-from jitspark.lookup import Lookup
 from jitspark.settings import from_environment
 
 ROOT = Path(__file__).resolve().parents[2]

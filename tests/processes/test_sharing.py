@@ -20,11 +20,11 @@ from stub_cache import (
     wanted,
 )
 
-from jitspark import share
-from jitspark.build import build
-from jitspark.lock import Lock, keys_folder
-from jitspark.lookup import Lookup
-from jitspark.store import Layer, put
+from jitspark.building import share
+from jitspark.building.build import build
+from jitspark.cache.lock import Lock, keys_folder
+from jitspark.cache.lookup import Lookup
+from jitspark.cache.store import Layer, put
 
 COUNT, SECONDS, SLOTS = 40, 0.1, 2
 # Keys times time over slots is the least that the work can take; see docs/cache_figures.md for what is measured. The

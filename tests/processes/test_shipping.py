@@ -21,8 +21,8 @@ from shipping_fixtures import (
 
 from cache_tools.signing import trust_in
 from cache_tools.unpack import unpack
-from jitspark.folders import make_root
-from jitspark.store import Layer
+from jitspark.cache.folders import make_root
+from jitspark.cache.store import Layer
 
 ENTRIES = 7
 INTERPRETER = Path(sys._base_executable).resolve()

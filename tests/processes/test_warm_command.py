@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from stub_cache import record_of
 
+from jitspark.cache.store import Layer, keys_in, put, read_entry
 from jitspark.cli.selection import Selection, wanted_by
-from jitspark.store import Layer, keys_in, put, read_entry
 
 ROOT = Path(__file__).resolve().parents[2]
 SELECTION = ("--tp", "1", "--geometry", "tiny", "--target", "sm_90a", "--kernel", "rmsnorm")

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from stub_cache import compiles, settings_for, stub_command, wanted
 
-from jitspark.build import build
-from jitspark.compiler_child import CompilerChild
+from jitspark.building.build import build
+from jitspark.building.compiler_child import CompilerChild
+from jitspark.cache.lookup import Lookup
 from jitspark.errors import CompileError, ToolchainError
-from jitspark.lookup import Lookup
 
 
 @pytest.fixture
@@ -21,8 +21,8 @@ def settings(tmp_path):
 
 def test_a_child_that_stops_within_its_answer_blocks_nobody_and_is_ended(settings, templates, monkeypatch, tmp_path):
     """The build goes on: it reports, builds the other key, and gives the hanging child no longer than any."""
-    monkeypatch.setattr("jitspark.compiler_child.COMPILE_LIMIT_SECONDS", 1.5)
-    monkeypatch.setattr("jitspark.share.REPORT_SECONDS", 0.2)
+    monkeypatch.setattr("jitspark.building.compiler_child.COMPILE_LIMIT_SECONDS", 1.5)
+    monkeypatch.setattr("jitspark.building.share.REPORT_SECONDS", 0.2)
     told, log = [], tmp_path / "log"
     command = stub_command(templates, log, answer="half")
 
@@ -65,8 +65,8 @@ def test_a_killed_child_that_cannot_be_replaced_is_one_typed_error_and_frees_eve
         if event.kind == "compiling":
             os.kill(started[0].pid, signal.SIGKILL)
 
-    monkeypatch.setattr("jitspark.seats.CompilerChild", Child)
-    monkeypatch.setattr("jitspark.share.REPORT_SECONDS", 0.1)
+    monkeypatch.setattr("jitspark.building.seats.CompilerChild", Child)
+    monkeypatch.setattr("jitspark.building.share.REPORT_SECONDS", 0.1)
     with pytest.raises(ToolchainError, match="no child process"):
         build(
             wanted(1), Lookup(settings), settings, command=stub_command(templates, seconds=60.0), jobs=1, on_event=kill

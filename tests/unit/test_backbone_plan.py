@@ -4,12 +4,12 @@ from collections import Counter
 
 import pytest
 
-from jitspark.backbone_plan import decode_plan, logits_plan
 from jitspark.errors import SpecError
 from jitspark.geometry import deployment
 from jitspark.key import recipe_of
-from jitspark.plan import CUTE, Kind, ScalarArgument, Stage, TensorArgument
-from jitspark.plan_builder import Keys
+from jitspark.plans.backbone import decode_plan, logits_plan
+from jitspark.plans.builder import Keys
+from jitspark.plans.plan import CUTE, Kind, ScalarArgument, Stage, TensorArgument
 from jitspark.registry import load_spec, specializations
 from kernel_specs.paged_gqa_verify_attention.spec import num_splits
 

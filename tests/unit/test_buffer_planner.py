@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jitspark.buffer_planner import ALIGNMENT, Tenant, intervals, meet, place
-from jitspark.plan import Launch, TensorArgument
+from jitspark.plans.buffer_planner import ALIGNMENT, Tenant, intervals, meet, place
+from jitspark.plans.plan import Launch, TensorArgument
 
 LAUNCHES = 12
 

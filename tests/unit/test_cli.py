@@ -8,13 +8,13 @@ import stub_cache
 
 from cache_tools.command_line import LOG_LINES, error_text, run
 from cache_tools.table import table
+from jitspark.building.progress import Event
+from jitspark.cache.lock import Holder
 from jitspark.cli.app import app
 from jitspark.cli.progress_display import Estimate, PlainLines
 from jitspark.cli.selection import Selection, parse_targets, parse_tp
 from jitspark.errors import CompileError, TargetError, UsageError
 from jitspark.gpus import Gpu, Machine, find_gpus, targets_of
-from jitspark.lock import Holder
-from jitspark.progress import Event
 
 FOUR_PARTS = {"where": "a", "found": "b", "needed": "c", "remedy": "D."}
 

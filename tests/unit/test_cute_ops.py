@@ -2,10 +2,10 @@
 
 import pytest
 
-from jitspark.backbone_plan import decode_plan, logits_plan
 from jitspark.errors import SpecError
 from jitspark.geometry import deployment
-from jitspark.plan import CUTE, TensorArgument
+from jitspark.plans.backbone import decode_plan, logits_plan
+from jitspark.plans.plan import CUTE, TensorArgument
 from jitspark.registry import kernel_names
 from jitspark.runtime.cute_ops import operation, operations
 

@@ -8,12 +8,12 @@ import time
 import pytest
 from stub_cache import artifact_of, fill, lookup_in, number_of, record_of, settings_for, stub_command, wanted
 
-from jitspark.build import build_and_load
+from jitspark.building.build import build_and_load
+from jitspark.cache.loader import Loader
+from jitspark.cache.lookup import Lookup
+from jitspark.cache.record import check_library
+from jitspark.cache.store import ARTIFACT, RECORD, Entry, Layer, put, read_entry
 from jitspark.errors import EntryError
-from jitspark.loader import Loader
-from jitspark.lookup import Lookup
-from jitspark.record import check_library
-from jitspark.store import ARTIFACT, RECORD, Entry, Layer, put, read_entry
 
 KINDS = (ARTIFACT, RECORD)
 
@@ -156,7 +156,7 @@ def test_an_entry_that_the_system_cannot_read_stays_where_it_is(entry, monkeypat
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     with monkeypatch.context() as patch:
-        patch.setattr("jitspark.folders.os.open", no_descriptors)
+        patch.setattr("jitspark.cache.folders.os.open", no_descriptors)
         assert lookup_in(entry.layer).find(entry.key) is None
     assert lookup_in(entry.layer).find(entry.key, whole=True) is not None
 

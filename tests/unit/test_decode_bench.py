@@ -9,11 +9,11 @@ torch = pytest.importorskip("torch")
 from bench import decode, decode_table  # noqa: E402
 from bench.forced_routing import ROUTING, forced, forced_logits  # noqa: E402
 from bench.timing import Timing  # noqa: E402
-from jitspark.backbone_plan import decode_plan  # noqa: E402
 from jitspark.checking.plan_arguments import random_step, random_weights  # noqa: E402
 from jitspark.geometry import deployment  # noqa: E402
-from jitspark.plan import CUTE  # noqa: E402
-from jitspark.reference_executor import ReferenceExecutor  # noqa: E402
+from jitspark.plans.backbone import decode_plan  # noqa: E402
+from jitspark.plans.plan import CUTE  # noqa: E402
+from jitspark.plans.reference_executor import ReferenceExecutor  # noqa: E402
 
 ARGUMENTS = ["--pack", "x.tar"]
 BYTES = ("workspace_bytes", "output_bytes", "symmetric_bytes")

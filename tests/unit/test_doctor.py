@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 
 from jitspark import doctor, toolchain
+from jitspark.cache.lock import Lock
 from jitspark.cli.app import app
 from jitspark.doctor import caches, machine
 from jitspark.gpus import Gpu, Machine
-from jitspark.lock import Lock
 from jitspark.settings import Settings
 
 

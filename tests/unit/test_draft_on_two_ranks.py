@@ -8,11 +8,11 @@ torch = pytest.importorskip("torch")
 
 from bench.draft_scene import context_step  # noqa: E402
 from jitspark.checking.plan_arguments import Step, random_step, random_weights  # noqa: E402
-from jitspark.draft_plan import context_plan, draft_plan  # noqa: E402
 from jitspark.geometry import deployment  # noqa: E402
-from jitspark.plan_binding import local_memory  # noqa: E402
-from jitspark.plan_builder import Keys  # noqa: E402
-from jitspark.reference_executor import ReferenceExecutor, argument_names  # noqa: E402
+from jitspark.plans.binding import local_memory  # noqa: E402
+from jitspark.plans.builder import Keys  # noqa: E402
+from jitspark.plans.draft import context_plan, draft_plan  # noqa: E402
+from jitspark.plans.reference_executor import ReferenceExecutor, argument_names  # noqa: E402
 
 TARGET, RANKS = "sm_90a", 2
 KEYS = Keys(TARGET)

@@ -2,12 +2,12 @@
 
 import pytest
 
-from jitspark.draft_plan import combine_plan, context_plan, draft_plan, uses_rope
 from jitspark.errors import SpecError
 from jitspark.geometry import deployment, geometry_names, load_geometry
-from jitspark.plan import Kind, Stage
-from jitspark.plan_builder import Keys
-from jitspark.plan_checks import PlanChecker
+from jitspark.plans.builder import Keys
+from jitspark.plans.checks import PlanChecker
+from jitspark.plans.draft import combine_plan, context_plan, draft_plan, uses_rope
+from jitspark.plans.plan import Kind, Stage
 from jitspark.registry import specializations
 
 TARGET = "sm_90a"

@@ -4,7 +4,7 @@ import os
 
 from stub_cache import artifact_of, record_of, wanted
 
-from jitspark.store import ARTIFACT, RECORD, Layer, put
+from jitspark.cache.store import ARTIFACT, RECORD, Layer, put
 
 ITEM = wanted(1)[0]
 

@@ -6,17 +6,17 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from jitspark.backbone_plan import decode_plan  # noqa: E402
+from jitspark.cache.loader import Loader  # noqa: E402
+from jitspark.cache.lookup import Lookup  # noqa: E402
 from jitspark.checking.plan_arguments import random_step, random_weights  # noqa: E402
 from jitspark.checking.plan_compare import first_divergence  # noqa: E402
 from jitspark.errors import BindingError, MissingEntriesError, TargetError  # noqa: E402
-from jitspark.executor import Executor, load_kernels  # noqa: E402
 from jitspark.geometry import deployment  # noqa: E402
-from jitspark.loader import Loader  # noqa: E402
-from jitspark.lookup import Lookup  # noqa: E402
-from jitspark.plan import TensorArgument  # noqa: E402
-from jitspark.plan_binding import local_memory  # noqa: E402
-from jitspark.reference_executor import ReferenceExecutor, reference_call  # noqa: E402
+from jitspark.plans.backbone import decode_plan  # noqa: E402
+from jitspark.plans.binding import local_memory  # noqa: E402
+from jitspark.plans.executor import Executor, load_kernels  # noqa: E402
+from jitspark.plans.plan import TensorArgument  # noqa: E402
+from jitspark.plans.reference_executor import ReferenceExecutor, reference_call  # noqa: E402
 from jitspark.runtime.parts import PARTS  # noqa: E402
 from jitspark.settings import from_environment  # noqa: E402
 
@@ -214,7 +214,7 @@ def test_a_plan_made_from_other_sources_is_said_to_be_one(tmp_path):
 
 
 def test_every_argument_of_a_launch_has_the_name_that_its_operation_gives_it():
-    from jitspark.reference_executor import argument_names
+    from jitspark.plans.reference_executor import argument_names
 
     for launch in plan_of("tiny_swa", tp=2).launches:
         assert len(argument_names(launch)) == len(launch.arguments)

@@ -10,10 +10,10 @@ torch = pytest.importorskip("torch")
 from expert_checkpoint import Experts, differing, write  # noqa: E402
 from expert_ranks import empty_layer, load  # noqa: E402
 
-from jitspark.backbone_plan import decode_plan  # noqa: E402
 from jitspark.errors import DeviceMemoryError, WeightsError  # noqa: E402
 from jitspark.geometry import deployment  # noqa: E402
-from jitspark.plan import Kind  # noqa: E402
+from jitspark.plans.backbone import decode_plan  # noqa: E402
+from jitspark.plans.plan import Kind  # noqa: E402
 from jitspark.runtime.expert_forms import ExpertSizes, form_of  # noqa: E402
 from jitspark.runtime.expert_sources import PROCESSED_FLAG  # noqa: E402
 from jitspark.runtime.expert_tp import ExpertShares  # noqa: E402

@@ -8,10 +8,10 @@ import stub_cache
 from cache_tools.difference import differences, leaves, nearest
 from cache_tools.entries import entries_in, entries_named
 from cache_tools.parts import parts, parts_json
+from jitspark.cache.store import Layer
 from jitspark.errors import UsageError
 from jitspark.explain import explain, explanation_json, explanation_lines
 from jitspark.key import plain
-from jitspark.store import Layer
 
 
 @pytest.fixture(scope="module")

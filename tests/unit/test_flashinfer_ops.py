@@ -15,10 +15,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from jitspark.backbone_plan import decode_plan  # noqa: E402
-from jitspark.draft_plan import draft_plan  # noqa: E402
 from jitspark.errors import UsageError  # noqa: E402
 from jitspark.geometry import deployment  # noqa: E402
+from jitspark.plans.backbone import decode_plan  # noqa: E402
+from jitspark.plans.draft import draft_plan  # noqa: E402
 from jitspark.runtime import flashinfer_ops  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -7,9 +7,9 @@ import json
 import pytest
 from stub_cache import artifact_of, other_toolchain, record_of, wanted
 
+from jitspark.cache.record import MAX_RECORD_BYTES, Record, record_from_bytes
 from jitspark.errors import EntryError
 from jitspark.key import Key, digest_of, plain, toolchain_digest
-from jitspark.record import MAX_RECORD_BYTES, Record, record_from_bytes
 
 ITEM = wanted(1)[0]
 

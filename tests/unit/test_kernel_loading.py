@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 from stub_cache import settings_for, wanted
 
-from jitspark.lock import Holder
-from jitspark.progress import Event
+from jitspark.building.progress import Event
+from jitspark.cache.lock import Holder
 from jitspark.runtime import kernel_loading
 
 

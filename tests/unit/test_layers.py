@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from stub_cache import fill, lookup_in, other_toolchain, settings_for, wanted
 
-from jitspark.build import build
+from jitspark.building.build import build
+from jitspark.cache.lookup import Lookup, open_roots
+from jitspark.cache.store import Entry, Layer, keys_in
 from jitspark.key import toolchain_digest
-from jitspark.lookup import Lookup, open_roots
 from jitspark.settings import from_environment
-from jitspark.store import Entry, Layer, keys_in
 from jitspark.toolchain import own_toolchain
 
 ITEM = wanted(1)[0]
@@ -49,7 +49,7 @@ def test_insisting_on_the_own_toolchain_takes_no_other(read_only, tmp_path):
 
 
 def test_a_process_without_a_compiler_takes_what_is_there(entry, monkeypatch):
-    monkeypatch.setattr("jitspark.lookup.own_toolchain", lambda: None)
+    monkeypatch.setattr("jitspark.cache.lookup.own_toolchain", lambda: None)
 
     assert lookup_in(entry.layer).find(ITEM.key).toolchain == toolchain_digest(own_toolchain())
 
@@ -119,9 +119,9 @@ def test_without_a_usable_home_the_cache_lies_in_tmp_by_user_id(home):
 
 
 def test_the_choice_of_tmp_is_said_once(tmp_path, monkeypatch, warnings):
-    monkeypatch.setattr("jitspark.lookup.os.geteuid", lambda: f"test-{tmp_path.name}")
+    monkeypatch.setattr("jitspark.cache.lookup.os.geteuid", lambda: f"test-{tmp_path.name}")
     fallback = Path(f"/tmp/jitspark-test-{tmp_path.name}")
-    monkeypatch.setattr("jitspark.lookup.root_problem", lambda *_: None)
+    monkeypatch.setattr("jitspark.cache.lookup.root_problem", lambda *_: None)
     try:
         for _ in range(3):
             open_roots(settings_for(fallback, tmp_path))
@@ -196,7 +196,7 @@ def test_an_entry_that_cannot_be_read_for_the_moment_is_not_touched(entry, monke
 
     before = state_of(entry.layer.root)
     with monkeypatch.context() as broken:
-        broken.setattr("jitspark.folders.os.read", failing)
+        broken.setattr("jitspark.cache.folders.os.read", failing)
         assert lookup_in(entry.layer).find(ITEM.key) is None
 
     assert state_of(entry.layer.root) == before

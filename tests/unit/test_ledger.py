@@ -14,10 +14,10 @@ from stub_cache import fill, lookup_in, settings_for, wanted
 
 from cache_tools.prune import Rules, prune
 from cache_tools.stats import stats
-from jitspark import ledger
-from jitspark.build import build, note_uses
-from jitspark.ledger import LEDGER, TextDisk, Use, lines, note
-from jitspark.store import Layer
+from jitspark.building.build import build, note_uses
+from jitspark.cache import ledger
+from jitspark.cache.ledger import LEDGER, TextDisk, Use, lines, note
+from jitspark.cache.store import Layer
 
 
 @pytest.fixture
@@ -178,7 +178,10 @@ def test_no_ledger_on_network_file_systems(tmp_path, kind, network):
 
 
 def test_loading_never_imports_the_ledger():
-    code = "import jitspark.loader, jitspark.lookup, jitspark.build, sys; print('jitspark.ledger' in sys.modules)"
+    code = (
+        "import jitspark.cache.loader, jitspark.cache.lookup, jitspark.building.build, sys\n"
+        "print('jitspark.cache.ledger' in sys.modules)"
+    )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     assert result.stdout.strip() == "False"
@@ -187,8 +190,8 @@ def test_loading_never_imports_the_ledger():
 def test_eight_processes_count_together(entry, layer):
     code = (
         "import sys, json; sys.path.insert(0, sys.argv[1]);"
-        "from pathlib import Path; from stub_cache import wanted, lookup_in; from jitspark.store import Layer;"
-        "from jitspark import ledger; ledger.WAIT_SECONDS = 20.0;"
+        "from pathlib import Path; from stub_cache import wanted, lookup_in; from jitspark.cache.store import Layer;"
+        "from jitspark.cache import ledger; ledger.WAIT_SECONDS = 20.0;"
         "layer = Layer(Path(sys.argv[2]), writable=True); found = lookup_in(layer).find(wanted(1)[0].key);"
         "[ledger.note(layer, [ledger.Use(found)]) for _ in range(5)]"
     )

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from jitspark.lock import Holder
+from jitspark.cache.lock import Holder
 
 
 @pytest.mark.parametrize(("state", "stuck"), [("T", True), ("t", True), ("D", False), ("S", False), ("R", False)])

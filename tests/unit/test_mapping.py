@@ -8,10 +8,10 @@ from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
 from stub_cache import fill, number_of, settings_for, wanted
 
-from jitspark import loader as loader_module
+from jitspark.cache import loader as loader_module
+from jitspark.cache.loader import Loader
 from jitspark.compiler import link
 from jitspark.errors import EntryError
-from jitspark.loader import Loader
 
 ITEMS = wanted(3)
 needs_ld = pytest.mark.skipif(link.linker_path() is None, reason="needs ld")

@@ -8,10 +8,10 @@ from markov_draws import STEPS, inputs  # noqa: E402
 
 from jitspark.errors import SpecError  # noqa: E402
 from jitspark.geometry import deployment  # noqa: E402
-from jitspark.markov_plan import FIRST_TOKEN, markov_plan  # noqa: E402
-from jitspark.plan import Kind  # noqa: E402
-from jitspark.plan_costs import Workload, costs  # noqa: E402
-from jitspark.reference_executor import ReferenceExecutor  # noqa: E402
+from jitspark.plans.costs import Workload, costs  # noqa: E402
+from jitspark.plans.markov import FIRST_TOKEN, markov_plan  # noqa: E402
+from jitspark.plans.plan import Kind  # noqa: E402
+from jitspark.plans.reference_executor import ReferenceExecutor  # noqa: E402
 from jitspark.runtime.markov_reference import ReferenceLoop  # noqa: E402
 from jitspark.runtime.ranks import RankGroup  # noqa: E402
 

@@ -10,10 +10,10 @@ from pack_fixtures import RUNTIME, everything_below, members_of, refused, replac
 from cache_tools.archive import MANIFEST
 from cache_tools.contents import Runtime
 from cache_tools.pack import pack
+from jitspark.cache.runtime_library import find_runtime_library
+from jitspark.cache.store import Layer, entry_directory, keys_in, read_entry
 from jitspark.errors import CacheDirectoryError, EntryError, PackError
-from jitspark.runtime_library import find_runtime_library
 from jitspark.settings import Settings
-from jitspark.store import Layer, entry_directory, keys_in, read_entry
 
 
 def test_equal_entries_make_equal_packs_whatever_their_order_and_files(tmp_path, entries, packed):

@@ -23,14 +23,14 @@ from cache_tools.signing import ANY, Trust, trust_in
 from cache_tools.sources import Source, read_source
 from cache_tools.unpack import unpack
 from cache_tools.verify_source import source_lines, verify_source
-from jitspark import rebuild as rebuild_module
+from jitspark.building import rebuild as rebuild_module
+from jitspark.building.rebuild import rebuild, sample
+from jitspark.cache.lookup import Lookup
+from jitspark.cache.store import Layer
 from jitspark.errors import CacheDirectoryError, PackError, TargetError, UsageError
 from jitspark.installed_caches import installed_caches
-from jitspark.lookup import Lookup
-from jitspark.rebuild import rebuild, sample
 from jitspark.settings import Settings, from_environment
 from jitspark.spec import CONST, KernelSpec
-from jitspark.store import Layer
 from jitspark.target import TARGETS
 
 NAME = "tiny_sm_90a_tp1"

@@ -23,7 +23,7 @@ from pack_fixtures import (
 
 from cache_tools.compression import TRAILER_BYTES
 from cache_tools.manifest import Manifest, manifest_from_bytes, merkle_root
-from jitspark.record import MAX_RECORD_BYTES
+from jitspark.cache.record import MAX_RECORD_BYTES
 
 SKIPPED = b"\x50\x2a\x4d\x18" + (40).to_bytes(4, "little") + b"jitspark"  # a frame that readers skip
 

@@ -27,10 +27,10 @@ from cache_tools.signing import ANY, trust_in
 from cache_tools.sources import read_source
 from cache_tools.unpack import unpack as unpack_trusting
 from cache_tools.verify import verify
+from jitspark.cache.store import Layer, keys_in
 from jitspark.errors import PackError, UsageError
-from jitspark.plan import Stage
+from jitspark.plans.plan import Stage
 from jitspark.settings import Settings
-from jitspark.store import Layer, keys_in
 
 PLACE = "plans-v1"
 

@@ -14,9 +14,9 @@ from cache_tools.signed_layers import unsigned_files
 from cache_tools.signing import ANY, Trust, key_id, private_key, public_key, signature_of, trust_in
 from cache_tools.unpack import packed_items, unpack
 from cache_tools.verify_source import verify_source
+from jitspark.cache.store import Layer, put
 from jitspark.errors import EntryError, PackError, UsageError
 from jitspark.settings import Settings
-from jitspark.store import Layer, put
 
 
 @pytest.fixture(scope="module")

@@ -7,15 +7,15 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from jitspark.backbone_plan import decode_plan  # noqa: E402
+from jitspark.cache.record import Record  # noqa: E402
 from jitspark.checking.plan_arguments import random_step, random_weights  # noqa: E402
 from jitspark.errors import BindingError  # noqa: E402
 from jitspark.geometry import deployment  # noqa: E402
 from jitspark.key import recipe_of  # noqa: E402
-from jitspark.launch_signature import Signature  # noqa: E402
-from jitspark.plan import Kind  # noqa: E402
-from jitspark.plan_binding import Binding, SymmetricMemory, local_memory  # noqa: E402
-from jitspark.record import Record  # noqa: E402
+from jitspark.plans.backbone import decode_plan  # noqa: E402
+from jitspark.plans.binding import Binding, SymmetricMemory, local_memory  # noqa: E402
+from jitspark.plans.launch_signature import Signature  # noqa: E402
+from jitspark.plans.plan import Kind  # noqa: E402
 from jitspark.registry import specializations  # noqa: E402
 
 TARGET = "sm_90a"

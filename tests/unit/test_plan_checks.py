@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from jitspark.backbone_plan import decode_plan, logits_plan
 from jitspark.errors import PlanError
 from jitspark.geometry import deployment
-from jitspark.plan import Buffer, Kind, Launch, Stage, TensorArgument
-from jitspark.plan_builder import Keys
-from jitspark.plan_checks import PlanChecker, order_problems
+from jitspark.plans.backbone import decode_plan, logits_plan
+from jitspark.plans.builder import Keys
+from jitspark.plans.checks import PlanChecker, order_problems
+from jitspark.plans.plan import Buffer, Kind, Launch, Stage, TensorArgument
 
 TARGET = "sm_90a"
 KEYS = Keys(TARGET)

@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jitspark.backbone_plan import decode_plan, logits_plan
-from jitspark.draft_plan import context_plan, draft_plan
 from jitspark.errors import PlanError
 from jitspark.geometry import deployment
-from jitspark.plan import VERSION
-from jitspark.plan_builder import Keys
-from jitspark.plan_checks import PlanChecker
-from jitspark.plan_format import digest_in, keys_in, to_bytes
-from jitspark.plan_reader import PlanReader
+from jitspark.plans.backbone import decode_plan, logits_plan
+from jitspark.plans.builder import Keys
+from jitspark.plans.checks import PlanChecker
+from jitspark.plans.draft import context_plan, draft_plan
+from jitspark.plans.format import digest_in, keys_in, to_bytes
+from jitspark.plans.plan import VERSION
+from jitspark.plans.reader import PlanReader
 
 TARGET = "sm_90a"
 KEYS = Keys(TARGET)

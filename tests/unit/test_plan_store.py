@@ -6,16 +6,16 @@ from dataclasses import fields, replace
 
 import pytest
 
-from jitspark import plan_request
-from jitspark.backbone_plan import decode_plan
+from jitspark.cache.store import PLANS, Layer
 from jitspark.errors import CacheDirectoryError, GeometryError, PlanError
 from jitspark.geometry import deployment
-from jitspark.plan import Stage
-from jitspark.plan_format import to_bytes
-from jitspark.plan_request import PlanRequest, geometry_files, sources_digest
-from jitspark.plan_store import PlanStore, keep, put_bytes
-from jitspark.planning import Plans, Served
-from jitspark.store import PLANS, Layer
+from jitspark.plans import request as plan_request
+from jitspark.plans.backbone import decode_plan
+from jitspark.plans.format import to_bytes
+from jitspark.plans.plan import Stage
+from jitspark.plans.planning import Plans, Served
+from jitspark.plans.request import PlanRequest, geometry_files, sources_digest
+from jitspark.plans.store import PlanStore, keep, put_bytes
 
 TARGET = "sm_90a"
 SERVED = Served("tiny", 1, TARGET, {})
@@ -117,10 +117,10 @@ def test_the_sources_are_those_of_the_makers_and_of_the_kernels():
     import ast
 
     indifferent = {
-        "errors", "geometry_constraints", "geometry_file", "key", "plan_checks", "registry", "source_digest", "target",
+        "errors", "geometry_constraints", "geometry_file", "key", "plans/checks", "registry", "source_digest", "target",
         "toolchain",
     }  # fmt: skip
-    known, left = set(), ["backbone_plan", "draft_plan", "markov_plan"]
+    known, left = set(), ["plans/backbone", "plans/draft", "plans/markov"]
     while left:
         name = left.pop()
         if name in known:
@@ -128,10 +128,12 @@ def test_the_sources_are_those_of_the_makers_and_of_the_kernels():
         known.add(name)
         for node in ast.walk(ast.parse((plan_request.PACKAGE / f"{name}.py").read_text())):
             if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "jitspark":
-                parts = node.module.split(".")[1:] or [alias.name for alias in node.names]
-                left += [part for part in parts if part not in indifferent | known]
+                module = "/".join(node.module.split(".")[1:])
+                names = [alias.name for alias in node.names]
+                modules = {"": names, "plans": [f"plans/{name}" for name in names]}.get(module, [module])
+                left += [name for name in modules if name not in indifferent | known]
     assert known - set(plan_request.MAKERS) == set()
-    assert set(plan_request.MAKERS) - known <= {"constraints", "plan_format", "plan_reader"}
+    assert set(plan_request.MAKERS) - known <= {"constraints", "plans/format", "plans/reader"}
     assert len(sources_digest()) == 64
 
 
@@ -227,9 +229,9 @@ def test_loading_needs_neither_specs_nor_a_geometry_library(layer, plan):
     PlanStore([layer]).put(REQUEST, plan)
     code = (
         "import sys, pathlib\n"
-        "from jitspark.planning import Plans, Served\n"
-        "from jitspark.plan import Stage\n"
-        "from jitspark.store import Layer\n"
+        "from jitspark.plans.planning import Plans, Served\n"
+        "from jitspark.plans.plan import Stage\n"
+        "from jitspark.cache.store import Layer\n"
         "served = Served('tiny', 1, 'sm_90a', {})\n"
         f"layer = Layer(pathlib.Path({str(layer.root)!r}), writable=False)\n"
         "plan = Plans(served, [layer], may_make=False).get(served.request(Stage.DECODE, 16))\n"

@@ -4,9 +4,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from jitspark.backbone_plan import decode_plan  # noqa: E402
 from jitspark.errors import UsageError  # noqa: E402
 from jitspark.geometry import deployment  # noqa: E402
+from jitspark.plans.backbone import decode_plan  # noqa: E402
 from jitspark.runtime.parts import PARTS, STOCK  # noqa: E402
 from jitspark.runtime.provider_operations import provider_operations  # noqa: E402
 

@@ -13,11 +13,11 @@ from cache_tools.prune import Rules, prune
 from cache_tools.quantities import parse_age, parse_size
 from cache_tools.stats import stats
 from cache_tools.verify import verify
+from jitspark.cache.failures import FAILURES, remember_failure, remembered_failure
+from jitspark.cache.loader import Loader
+from jitspark.cache.lock import Lock, keys_folder
+from jitspark.cache.store import Layer, keys_in
 from jitspark.errors import CacheDirectoryError, CompileError, ToolchainError, UsageError
-from jitspark.failures import FAILURES, remember_failure, remembered_failure
-from jitspark.loader import Loader
-from jitspark.lock import Lock, keys_folder
-from jitspark.store import Layer, keys_in
 
 ITEMS = wanted(4)
 
@@ -297,7 +297,7 @@ def test_plans_that_cannot_be_read_now_keep_everything(layer, run, monkeypatch):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return real(descriptor, size)
 
-    monkeypatch.setattr("jitspark.folders.os.read", failing)
+    monkeypatch.setattr("jitspark.cache.folders.os.read", failing)
     with pytest.raises(CacheDirectoryError, match="plans-v1"):
         run(max_size=0)
 
@@ -314,6 +314,6 @@ def test_an_entry_that_goes_while_it_is_verified_is_not_bad(layer, run, monkeypa
 def test_a_failure_counts_for_ten_minutes_and_not_after_the_clock_went_back(layer, monkeypatch, seconds, known):
     remember_failure(layer, ITEMS[0].key, "0" * 64, CompileError(where="a", found="b", needed="c", remedy="d"))
     now = time.time() + seconds
-    monkeypatch.setattr("jitspark.failures.time.time", lambda: now)
+    monkeypatch.setattr("jitspark.cache.failures.time.time", lambda: now)
 
     assert (remembered_failure(layer, ITEMS[0].key, "0" * 64) is not None) is known

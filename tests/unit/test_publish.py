@@ -5,7 +5,7 @@ from pathlib import Path
 
 from stub_cache import fill, wanted
 
-from jitspark.store import ARTIFACT, RECORD
+from jitspark.cache.store import ARTIFACT, RECORD
 
 (ITEM,) = wanted(1)
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from jitspark.errors import UsageError
-from jitspark.served_rows import served_rows
+from jitspark.plans.served_rows import served_rows
 
 
 @pytest.mark.parametrize(

@@ -6,14 +6,14 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from jitspark.backbone_plan import decode_plan, logits_plan
+from jitspark.cache.store import Layer
 from jitspark.cli.app import app
 from jitspark.errors import GeometryError, UsageError
 from jitspark.geometry import deployment
-from jitspark.plan_builder import Keys
-from jitspark.plan_costs import Workload, costs, expected_experts
-from jitspark.planning import Plans, Served
-from jitspark.store import Layer
+from jitspark.plans.backbone import decode_plan, logits_plan
+from jitspark.plans.builder import Keys
+from jitspark.plans.costs import Workload, costs, expected_experts
+from jitspark.plans.planning import Plans, Served
 
 TARGET = "sm_90a"
 KEYS = Keys(TARGET)

@@ -15,11 +15,11 @@ from stub_cache import (
     wanted,
 )
 
-from jitspark.build import build, build_and_load
+from jitspark.building.build import build, build_and_load
+from jitspark.cache.loader import Loader
+from jitspark.cache.lookup import Lookup
+from jitspark.cache.store import Layer, put
 from jitspark.errors import EntryError, MissingEntriesError, TargetError
-from jitspark.loader import Loader
-from jitspark.lookup import Lookup
-from jitspark.store import Layer, put
 
 # Measured: 7 to 8 ms of one core for 64 keys. The rest is room for slower machines.
 LIMIT_SECONDS = 0.030

@@ -6,10 +6,10 @@ import time
 import pytest
 from stub_cache import settings_for, stub_command, wanted
 
-from jitspark.build import build
-from jitspark.failures import FAILURES, REMEMBERED_SECONDS, sweep_failures
-from jitspark.lookup import Lookup
-from jitspark.staging import is_orphan, owned_name, sweep, sweep_temporary
+from jitspark.building.build import build
+from jitspark.cache.failures import FAILURES, REMEMBERED_SECONDS, sweep_failures
+from jitspark.cache.lookup import Lookup
+from jitspark.cache.staging import is_orphan, owned_name, sweep, sweep_temporary
 
 LONG_AGO = 40 * 86400.0
 
@@ -17,8 +17,8 @@ LONG_AGO = 40 * 86400.0
 @pytest.fixture
 def no_patience(monkeypatch):
     """Everything is old enough to go."""
-    monkeypatch.setattr("jitspark.staging.ORPHAN_SECONDS", -1.0)
-    monkeypatch.setattr("jitspark.staging.QUARANTINE_SECONDS", -1.0)
+    monkeypatch.setattr("jitspark.cache.staging.ORPHAN_SECONDS", -1.0)
+    monkeypatch.setattr("jitspark.cache.staging.QUARANTINE_SECONDS", -1.0)
 
 
 def dead_owner():

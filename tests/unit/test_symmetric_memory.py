@@ -7,11 +7,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from jitspark.backbone_plan import decode_plan  # noqa: E402
 from jitspark.errors import GeometryError, RankError  # noqa: E402
 from jitspark.geometry import deployment  # noqa: E402
-from jitspark.plan import Kind  # noqa: E402
-from jitspark.plan_binding import Binding  # noqa: E402
+from jitspark.plans.backbone import decode_plan  # noqa: E402
+from jitspark.plans.binding import Binding  # noqa: E402
+from jitspark.plans.plan import Kind  # noqa: E402
 from jitspark.runtime.distributed_exchanges import EXCHANGES, distributed_operations  # noqa: E402
 from jitspark.runtime.symmetric_memory import (  # noqa: E402
     REGION_ALIGN,

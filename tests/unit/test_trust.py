@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from stub_cache import artifact_of, fill, lookup_in, record_of, settings_for, wanted
 
+from jitspark.cache.folders import make_root, root_problem
+from jitspark.cache.lookup import Lookup, open_roots
+from jitspark.cache.runtime_library import find_runtime_library
+from jitspark.cache.staging import staging
+from jitspark.cache.store import ARTIFACT, RECORD, Layer, put, read_entry, set_aside
 from jitspark.errors import CacheDirectoryError, EntryError, ToolchainError
-from jitspark.folders import make_root, root_problem
-from jitspark.lookup import Lookup, open_roots
-from jitspark.runtime_library import find_runtime_library
-from jitspark.staging import staging
-from jitspark.store import ARTIFACT, RECORD, Layer, put, read_entry, set_aside
 
 NOBODY = 65534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
@@ -161,7 +161,7 @@ def test_modes_do_not_depend_on_the_umask(tmp_path, templates, umask):
 @pytest.fixture
 def library(tmp_path, monkeypatch):
     """A runtime library in a cache root, where none is installed."""
-    monkeypatch.setattr("jitspark.runtime_library._installed", list)
+    monkeypatch.setattr("jitspark.cache.runtime_library._installed", list)
     path = tmp_path / "cache" / "runtime-v1" / "cu13" / "libcute_dsl_runtime.so"
     path.parent.mkdir(parents=True)
     path.write_bytes(b"library")

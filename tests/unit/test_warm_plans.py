@@ -4,12 +4,12 @@ import os
 
 import pytest
 
+from jitspark.cache.store import PLANS, Layer
 from jitspark.cli.selection import Selection
 from jitspark.cli.warm_plans import PlanCounts, warm_plans
-from jitspark.plan import Stage
-from jitspark.planning import Plans, Served
+from jitspark.plans.plan import Stage
+from jitspark.plans.planning import Plans, Served
 from jitspark.settings import from_environment
-from jitspark.store import PLANS, Layer
 
 SELECTION = Selection((1, 2), ("sm_90a",), "tiny")
 EVERY = 96 + 40  # of several ranks, logits for whole requests only

@@ -5,12 +5,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from jitspark.backbone_plan import decode_plan, logits_plan
 from jitspark.errors import PlanError, WeightsError
 from jitspark.geometry import deployment
-from jitspark.plan import Kind
-from jitspark.plan_builder import Keys
-from jitspark.weights_contract import check, contract, held
+from jitspark.plans.backbone import decode_plan, logits_plan
+from jitspark.plans.builder import Keys
+from jitspark.plans.plan import Kind
+from jitspark.plans.weights_contract import check, contract, held
 
 TARGET = "sm_90a"
 KEYS = Keys(TARGET)

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from jitspark.cli.selection import Selection, wanted_by
-from jitspark.planning import Plans, Served
+from jitspark.plans.planning import Plans, Served
+from jitspark.plans.served_rows import served_rows
 from jitspark.runtime import specialized_decode_config
-from jitspark.served_rows import served_rows
 
 TARGET = "sm_100a"
 MODES = ("balanced", "interactivity", "throughput")

@@ -19,10 +19,10 @@ pytest.importorskip("transformers.models.muse_spark.modeling_muse_spark")
 from decode_steps import LENGTH, MAX_BLOCKS, PagedCache, Request, step_inputs  # noqa: E402
 from muse_spark_on_transformers import contract_weights, text_model, weights_of_rank  # noqa: E402
 
-from jitspark.backbone_plan import decode_plan, logits_plan  # noqa: E402
 from jitspark.geometry import deployment  # noqa: E402
-from jitspark.plan_binding import local_memory  # noqa: E402
-from jitspark.reference_executor import ReferenceExecutor  # noqa: E402
+from jitspark.plans.backbone import decode_plan, logits_plan  # noqa: E402
+from jitspark.plans.binding import local_memory  # noqa: E402
+from jitspark.plans.reference_executor import ReferenceExecutor  # noqa: E402
 
 STEPS = 2
 # tokens before the first step; the window is 64, and a step's rows see up to 71 keys
