@@ -4,6 +4,7 @@ Nothing appears in the cache before every byte of the pack has been checked; the
 """
 
 import hashlib
+import logging
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from jitspark.cache.staging import staging
 from jitspark.cache.store import ARTIFACT, RECORD, Layer, publish, read_entry
 from jitspark.errors import EntryError, PlanError
 from jitspark.key import Key
+
+logger = logging.getLogger("jitspark")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +96,7 @@ def _stage(pack: OpenedPack, where: str, root: Path, folder: Path) -> tuple[list
 def packed_items(pack: OpenedPack, where: str) -> Iterator[PackedEntry | PlanFile | tuple[str, bytes]]:
     """Each entry, each plan, and (path, content) of a runtime library's files. Raises PackError for anything else."""
     seen: list[tuple[Key, Record]] = []
+    targets: dict[str, str] = {}  # of plans, with one of these
     files, plans = pack.files, PlanFiles()
     for name, content in files:
         place, _, kind = name.rpartition("/")
@@ -103,7 +107,9 @@ def packed_items(pack: OpenedPack, where: str) -> Iterator[PackedEntry | PlanFil
         elif is_plan(name):
             if pack.manifest is None:
                 raise bad_pack(f"{where}: {name}", "a plan in a pack without a manifest", "entries only")
-            yield plans.packed(name, content, f"{where}: {name}")
+            plan = plans.packed(name, content, f"{where}: {name}")
+            targets.setdefault(plan.plan.target, name)
+            yield plan
         else:
             second, record = next(files, ("the end", b""))
             if kind != ARTIFACT or second != f"{place}/{RECORD}":
@@ -113,12 +119,22 @@ def packed_items(pack: OpenedPack, where: str) -> Iterator[PackedEntry | PlanFil
             yield entry
     if not seen:
         raise bad_pack(where, "no entry", "at least one")
-    _check_needs(pack.manifest, seen, where)
+    _check_needs(pack.manifest, seen, targets, where)
 
 
-def _check_needs(manifest: Manifest | None, seen: list[tuple[Key, Record]], where: str) -> None:
-    if manifest is not None and manifest.needs != needs_of(seen):
+def _check_needs(
+    manifest: Manifest | None, seen: list[tuple[Key, Record]], targets: dict[str, str], where: str
+) -> None:
+    """What a machine is asked for before unpacking must be what entries and plans need."""
+    needs = needs_of(seen)
+    if manifest is not None and manifest.needs != needs:
         raise bad_pack(f"{where}: {MANIFEST}", "needs that are not its entries'", "an unchanged manifest")
+    for target in sorted(targets.keys() - set(needs.targets)):
+        raise bad_pack(
+            f"{where}: {targets[target]}",
+            f"a plan for {target}, for which the pack has no entry",
+            "its kernels beside it",
+        )
 
 
 def _check_side_file(name: str, content: bytes, side: tuple[str, bytes], where: str) -> None:
@@ -170,11 +186,13 @@ def _write(path: Path, content: bytes, root: Path) -> Path:
 
 
 def _place_file(staged: Path, place: Path, layer: Layer) -> None:
-    """Give a file its place below the root, unless one of equal content has it."""
+    """Give a file its place below the root, unless one of equal content has it. Replacing another is said."""
     final = layer.root / place
     try:
-        if final.is_file() and not final.is_symlink() and final.read_bytes() == staged.read_bytes():
-            return
+        if final.is_file() and not final.is_symlink():
+            if final.read_bytes() == staged.read_bytes():
+                return
+            logger.warning("%s differs from the pack's, and is replaced by it; running processes keep theirs.", final)
         sync(staged, FILE_MODE)
         folder = make_folder(layer.root, place.parent.parts, trusted=layer.trusted)
         try:

@@ -27,8 +27,14 @@ def draw(plan: Plan, costs: Sequence[Cost], workload: Workload, path: Path) -> N
     _floors(above, plan, costs, workload)
     _workspace(below, plan)
     figure.suptitle(f"{plan.stage} plan of {plan.geometry}, TP {plan.tp}, {plan.rows} rows, {plan.target}")
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    try:
+        figure.savefig(path, dpi=120)
+    except OSError as problem:
+        raise _usage(
+            f"{path}: {problem.strerror}", "a file that can be written", "Name one in a folder that exists."
+        ) from problem
+    finally:
+        plt.close(figure)
 
 
 def _matplotlib() -> Any:

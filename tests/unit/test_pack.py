@@ -108,6 +108,19 @@ def test_a_pack_carries_the_runtime_library_and_its_licence_to_where_it_is_found
     assert find_runtime_library(Settings(cache_dir=layer.root)).path == layer.root / RUNTIME
 
 
+def test_another_runtime_library_is_replaced_and_said(tmp_path, layer, entries, runtime, warnings):
+    there = layer.root / RUNTIME
+    pack(tmp_path / "with.tar.zst", entries, runtime)
+    unpack(tmp_path / "with.tar.zst", layer)
+    there.chmod(0o644)
+    there.write_bytes(b"another")
+
+    unpack(tmp_path / "with.tar.zst", layer)
+
+    assert there.read_bytes() == runtime.library
+    assert [str(there) in warning for warning in warnings()] == [True]
+
+
 def with_library(members, content, digest):
     """A plain tar's members, with a runtime library as it was packed before there were manifests."""
     for name, each in ((RUNTIME, content), (f"{RUNTIME}.sha256", digest)):

@@ -105,6 +105,17 @@ def test_a_damaged_plan_is_said_and_not_packed(tmp_path, cache, settings, warnin
     assert [bad.where for bad in verify([cache]).bad] == [str(path)]
 
 
+def test_a_plan_for_a_target_that_the_pack_has_no_entry_for_is_refused(tmp_path, settings, layer):
+    """What a pack needs of a machine is asked of its entries, so none may stand for such a plan."""
+    found = everything(settings)
+    plan = replace(found.plans[0].plan, target="sm_100a", launches=())
+    (tmp_path / "stray").mkdir()
+    stray = plans_in([Layer(store_plan(tmp_path / "stray", plan).parents[1], writable=True)])
+    pack(tmp_path / "x.tar.zst", found.entries, None, Form(), [*stray])
+
+    assert "a plan for sm_100a" in refused(tmp_path / "x.tar.zst", layer)
+
+
 class TestChosen:
     def test_by_rows_with_what_a_step_of_so_many_rows_has(self, cache):
         entries = everything(Settings(cache_dir=cache.root)).entries

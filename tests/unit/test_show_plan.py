@@ -172,6 +172,13 @@ def test_without_matplotlib_drawing_is_one_error(monkeypatch, tmp_path):
     assert not (tmp_path / "plan.svg").exists()
 
 
+def test_drawing_where_nothing_can_be_written_is_one_error(tmp_path):
+    result = run("--tp", "1", "--geometry", "tiny", "--draw", str(tmp_path / "missing" / "plan.svg"))
+
+    assert isinstance(result.exception, UsageError)
+    assert "missing/plan.svg: No such file or directory" in str(result.exception)
+
+
 def test_a_plan_is_drawn(tmp_path):
     for name in ("plan.svg", "plan.png"):
         run("--tp", "8", "--draw", str(tmp_path / name))
