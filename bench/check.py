@@ -116,16 +116,19 @@ def _run(options: argparse.Namespace) -> int:
     with packed_cache.cache_root(options) as root:
         kernels = load_kernels(root, [item.specialization for item in work], target)
     print(f"{len(work)} cases, {len(kernels)} kernels for {target}, seed {options.seed}", flush=True)
-    outcomes = []
-    for outcome in check_all(work, kernels, target, options.seed):
-        outcomes.append(outcome)
-        if not (options.quiet and outcome.passed):
-            print(line(outcome), flush=True)
-    print(table(work, outcomes))
-    if options.json:
-        write(options.json, machine.description(options.commit), work, outcomes, options.seed)
-    green = len(outcomes) == len(work) and all(outcome.passed for outcome in outcomes)
-    print("all passed" if green else "NOT all passed")
+    outcomes: list[Outcome] = []
+    machine.leave_on_sigterm()
+    try:
+        for outcome in check_all(work, kernels, target, options.seed):
+            outcomes.append(outcome)
+            if not (options.quiet and outcome.passed):
+                print(line(outcome), flush=True)
+    finally:  # a run that is cut short has a verdict on what it checked, and says what it did not
+        print(table(work, outcomes))
+        if options.json:
+            write(options.json, machine.description(options.commit), work, outcomes, options.seed)
+        green = len(outcomes) == len(work) and all(outcome.passed for outcome in outcomes)
+        print("all passed" if green else "NOT all passed", flush=True)
     return 0 if green else 1
 
 

@@ -5,8 +5,11 @@ Method: docs/benchmarks.md. Prints a table and writes bench/results/kernels_<gpu
 
 import argparse
 import json
+import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,38 +34,89 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
 
 
+@dataclass(slots=True)
+class _Run:
+    """What is measured and with what; the result file holds at any time all that was found so far."""
+
+    options: argparse.Namespace
+    target: str
+    kernels: Kernels
+    rate: float
+    generator: torch.Generator
+    head: dict[str, Any]
+    path: Path
+    begun: float = field(default_factory=time.monotonic)
+    found: list[measure.Measured] = field(default_factory=list)
+    parts: list[scene.MeasuredPart] = field(default_factory=list)
+    failed: list[dict[str, str]] = field(default_factory=list)
+    not_reached: list[str] = field(default_factory=list)
+
+    def each(self, wanted: Sequence[Mapping[str, Any]], one: Callable[["_Run", Mapping[str, Any]], None]) -> None:
+        """Measure one after the other until the time is over; what cannot be measured is told and left out."""
+        for place in wanted:
+            if time.monotonic() - self.begun > self.options.seconds:
+                self.not_reached.append(_title(place))
+                continue
+            try:
+                one(self, place)
+            except (RuntimeError, TypeError, ValueError, AssertionError) as problem:
+                said = f"{type(problem).__name__}: {problem}".splitlines()[0]
+                self.failed.append({"part": _title(place), "problem": said})
+                print(f"{_title(place)}  FAILED: {said}", flush=True)
+                torch.cuda.synchronize()  # a fault that took the context along ends the run here
+            self.save()
+            torch.cuda.empty_cache()
+
+    def clock(self) -> str:
+        return f"  [{time.monotonic() - self.begun:.0f} s]"
+
+    def save(self) -> None:
+        about = {**self.head, "failed": self.failed, "not_reached": self.not_reached}
+        write(self.path, about, self.found, self.parts)
+
+    @property
+    def right(self) -> bool:
+        """Whether ours could be timed wherever it was tried."""
+        return not self.failed and not any(measure.OURS in each.wrong for each in (*self.found, *self.parts))
+
+
 def _run(options: argparse.Namespace) -> int:
     target = machine.own_target()
+    machine.leave_on_sigterm()
     with packed_cache.cache_root(options) as root:
         manifest = packed_cache.read_manifest(root)
         chosen, parts = _chosen(manifest, target, options), _chosen_parts(manifest, options)
         needed = [*chosen, *(launch for part in parts for launch in part["launches"].values())]
         kernels = load_kernels(root, [measure.specialization_of(launch) for launch in needed], target)
     about = machine.description(options.commit)
-    generator = torch.Generator(device="cuda").manual_seed(options.seed)
     rate = read_rate()
+    recipes = {launch["recipe"] for launch in needed}
+    resources = {recipe: took for recipe, took in manifest.get("resources", {}).items() if recipe in recipes}
+    run = _Run(
+        options,
+        target,
+        kernels,
+        rate,
+        torch.Generator(device="cuda").manual_seed(options.seed),
+        {"about": about, "read_tb_per_s": rate / 1e6, "layers": [], "resources": resources},
+        options.out / f"{machine.file_stem('kernels', about)}{options.label}.json",
+    )
     print(f"{about['gpu']}, driver {about['driver']}, torch {about['torch']}: reads {rate / 1e6:.3f} TB/s")
     print(measure.heading(), flush=True)
-    found: list[measure.Measured] = []
-    found_parts: list[scene.MeasuredPart] = []
-    layers: list[dict[str, Any]] = []
-    path = options.out / f"{machine.file_stem('kernels', about)}.json"
-    try:
-        for size in dict.fromkeys(_size(each) for each in (*parts, *chosen)):
-            mine = [part for part in parts if _size(part) == size]
-            found_parts += (_measure_part(part, kernels, target, rate, generator, options.replays) for part in mine)
-            alone = [launch for launch in chosen if _size(launch) == size]
-            found += (_measure(launch, kernels, target, rate, generator, options.replays) for launch in alone)
-        layers += _layers(found, kernels, target, generator, options.replays)
-    finally:  # what was measured before an interrupt or a fault is kept
-        used = {launch["recipe"] for part in parts for launch in part["launches"].values()}
-        used |= {launch["recipe"] for launch in chosen}
-        resources = {recipe: took for recipe, took in manifest.get("resources", {}).items() if recipe in used}
-        head = {"about": about, "read_tb_per_s": rate / 1e6, "layers": layers, "resources": resources}
-        write(path, head, found, found_parts)
-        print(path)
-    wrong = [each.wrong for each in found] + [each.wrong for each in found_parts]
-    return 1 if any(measure.OURS in each for each in wrong) else 0
+    run.each(parts, _measure_part)
+    run.each(chosen, _measure)
+    if not run.not_reached:
+        run.head["layers"] = list(_layers(run))
+    run.save()
+    print(run.path)
+    if run.not_reached:
+        print(f"not reached in {options.seconds:g} s: {'; '.join(run.not_reached)}")
+    return 0 if run.right else 1
+
+
+def _title(place: Mapping[str, Any]) -> str:
+    tp, num_tokens = _size(place)
+    return f"{place['part']}, TP {tp}, M = {num_tokens}"
 
 
 def _size(each: Mapping[str, Any]) -> tuple[int, int]:
@@ -87,7 +141,7 @@ def _chosen(manifest: Mapping[str, Any], target: str, options: argparse.Namespac
         and launch["kernel"] in (options.kernel or [launch["kernel"]])
         and not options.part
     ]
-    return sorted(wanted, key=lambda launch: int(launch["axes"]["num_tokens"]))
+    return sorted(wanted, key=_size)
 
 
 def _chosen_parts(manifest: Mapping[str, Any], options: argparse.Namespace) -> list[Mapping[str, Any]]:
@@ -102,46 +156,27 @@ def _chosen_parts(manifest: Mapping[str, Any], options: argparse.Namespace) -> l
     ]
 
 
-def _measure(
-    launch: Mapping[str, Any],
-    kernels: Kernels,
-    target: str,
-    rate: float,
-    generator: torch.Generator,
-    replays: int,
-) -> measure.Measured:
-    kernel = kernels[recipe_of(measure.specialization_of(launch), target).key].function
-    found = measure.measure(launch, kernel, rate, generator, replays)
-    print(measure.line(found), flush=True)
-    torch.cuda.empty_cache()
-    return found
+def _measure(run: _Run, launch: Mapping[str, Any]) -> None:
+    kernel = run.kernels[recipe_of(measure.specialization_of(launch), run.target).key].function
+    run.found.append(measure.measure(launch, kernel, run.rate, run.generator, run.options.replays))
+    print(f"{measure.line(run.found[-1])}{run.clock()}", flush=True)
 
 
-def _measure_part(
-    part: Mapping[str, Any],
-    kernels: Kernels,
-    target: str,
-    rate: float,
-    generator: torch.Generator,
-    replays: int,
-) -> scene.MeasuredPart:
+def _measure_part(run: _Run, part: Mapping[str, Any]) -> None:
     by_role = {
-        role: kernels[recipe_of(measure.specialization_of(launch), target).key].function
+        role: run.kernels[recipe_of(measure.specialization_of(launch), run.target).key].function
         for role, launch in part["launches"].items()
     }
-    found = scene.measure_part(part, BUILD[part["kind"]](part, by_role, generator), rate, replays)
-    print(scene.part_line(found), flush=True)
-    torch.cuda.empty_cache()
-    return found
+    made = BUILD[part["kind"]](part, by_role, run.generator)
+    run.parts.append(scene.measure_part(part, made, run.rate, run.options.replays))
+    print(f"{scene.part_line(run.parts[-1])}{run.clock()}", flush=True)
 
 
-def _layers(
-    found: Sequence[measure.Measured], kernels: Kernels, target: str, generator: torch.Generator, replays: int
-) -> Iterator[dict[str, Any]]:
-    by_recipe = {key.recipe: kernel.function for key, kernel in kernels.items() if key.target == target}
-    for tp, num_tokens in dict.fromkeys((each.launch["tp"], each.launch["axes"]["num_tokens"]) for each in found):
-        mine = [each for each in found if (each.launch["tp"], each.launch["axes"]["num_tokens"]) == (tp, num_tokens)]
-        result = layer.measure_layer(mine, by_recipe, generator, replays)
+def _layers(run: _Run) -> Iterator[dict[str, Any]]:
+    by_recipe = {key.recipe: kernel.function for key, kernel in run.kernels.items() if key.target == run.target}
+    for size in dict.fromkeys(_size(each.launch) for each in run.found):
+        mine = [each for each in run.found if _size(each.launch) == size]
+        result = layer.measure_layer(mine, by_recipe, run.generator, run.options.replays)
         if result is not None:
             print(layer.line(result), flush=True)
             yield result
@@ -170,6 +205,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tp", type=int, nargs="+", help="TP sizes (default: all of the pack)")
     parser.add_argument("--kernel", action="append", default=[], help="only this kernel; may be repeated")
     parser.add_argument("--part", action="append", default=[], help="only parts whose name holds this; may be repeated")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin nothing new after this many")
+    parser.add_argument("--label", default="", help="what the result's file name ends in, such as _tp4")
     machine.add_arguments(parser, RESULTS)
     return parser
 

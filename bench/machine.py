@@ -5,7 +5,9 @@ import datetime as dt
 import platform
 import random
 import re
+import signal
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,11 @@ def add_arguments(parser: argparse.ArgumentParser, folder: Path) -> None:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**31), help="default: a new one")
     parser.add_argument("--out", type=Path, default=folder, metavar="DIR", help="where the result goes")
     parser.add_argument("--commit", default="", help="what the result says it was measured at")
+
+
+def leave_on_sigterm() -> None:
+    """Let a time limit's SIGTERM end the run as Ctrl-C does, so that what was found by then is still written."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
 
 def description(commit: str) -> dict[str, Any]:

@@ -72,7 +72,8 @@ def measure(
     specialization = specialization_of(launch)
     work = build(specialization, launch["axes"], generator, rotation_bytes())
     who = [Baseline(OURS, lambda values: kernel(*values.values())), *baselines(specialization)]
-    checked = {each.name: _check(each, work) for each in who}
+    checked, refused = _check_all(who, work)
+    who = [each for each in who if each.name in checked]
     right = [each for each in who if all(found.margin <= _slack(each) for found in checked[each.name])]
     floor_us = work.moved_bytes / rate
     warm = work.sets[:TOKEN_SETS] if len(work.sets) > MANY_SETS else []
@@ -83,10 +84,24 @@ def measure(
         aim_us=_aim(launch, floor_us),
         argument_sets=len(work.sets),
         timings=_time(right, work.sets, floor_us, replays),
-        warm_timings=_time(right, warm, floor_us, replays) if warm else {},
+        warm_timings=_time([each for each in right if each.name == OURS], warm, floor_us, replays) if warm else {},
         margins={name: _finite(max(found.margin for found in each)) for name, each in checked.items()},
-        wrong={each.name: _why(checked[each.name]) for each in who if each not in right},
+        wrong={each.name: _why(checked[each.name]) for each in who if each not in right} | refused,
     )
+
+
+def _check_all(who: Sequence[Baseline], work: Workload) -> tuple[dict[str, Sequence[Comparison]], dict[str, str]]:
+    """What each one's result is like, and why others than ours could not be called."""
+    checked: dict[str, Sequence[Comparison]] = {}
+    refused: dict[str, str] = {}
+    for each in who:
+        try:
+            checked[each.name] = _check(each, work)
+        except (RuntimeError, TypeError, ValueError, AssertionError, NotImplementedError) as problem:
+            if each.name == OURS:
+                raise
+            refused[each.name] = f"{type(problem).__name__}: {problem}".splitlines()[0]
+    return checked, refused
 
 
 def _time(who: Sequence[Baseline], sets: Sequence[Values], floor_us: float, replays: int) -> dict[str, Timing]:

@@ -17,6 +17,7 @@ from kernel_specs.primitives.row_split import row_split
 
 SIZES = {"max_position": 131072, "num_blocks": 4096}
 ROW_SPLIT = {"threads", "cluster"}
+ALL_TILING = {"grouped_skinny_gemm_bf16"}  # all of its statics
 TILING = ROW_SPLIT | {"max_tokens", "split"}
 
 
@@ -38,7 +39,7 @@ def launches(
     geometry: str, deployment: Deployment, target: str, token_counts: Sequence[int], names: Sequence[str] | None
 ) -> Iterator[dict[str, Any]]:
     """Every specialization of the deployment, each with every token count that it is the one to serve."""
-    asked = [each for each in specializations(deployment, names) if target in each.spec.targets and _has_sizes(each)]
+    asked = [each for each in specializations(deployment, names) if target in each.spec.targets and measured(each)]
     for each in asked:
         for num_tokens in token_counts:
             if each is _serving(num_tokens, [other for other in asked if _same_work(each, other)]):
@@ -59,10 +60,13 @@ def _launch(geometry: str, deployment: Deployment, target: str, each: Specializa
     )
 
 
-def _has_sizes(specialization: Specialization) -> bool:
-    """Whether sizes of all its run-time axes are given here; what is not is left out of a benchmark, and said."""
-    var = {name for name, kind in specialization.spec.axes.items() if kind is VAR}
-    unknown = sorted(var - SIZES.keys() - {"num_tokens"})
+def measured(specialization: Specialization) -> bool:
+    """Whether it can be timed alone: with sizes for all run-time axes, and without other ranks. What cannot is said."""
+    spec = specialization.spec
+    if any(arg.name == "peers" for arg in spec.args):
+        print(f"not measured alone: {specialization.title()}: bin/bench-collectives has its peers", file=sys.stderr)
+        return False
+    unknown = sorted({name for name, kind in spec.axes.items() if kind is VAR} - SIZES.keys() - {"num_tokens"})
     if unknown:
         print(f"not measured alone: {specialization.title()}: no size for {', '.join(unknown)}", file=sys.stderr)
     return not unknown
@@ -76,12 +80,19 @@ def part_name(specialization: Specialization, deployment: Deployment) -> str:
         "gated_residual_rmsnorm": _boundary_name,
         "rmsnorm": _norm_name,
         "expert_combine_rmsnorm": _combine_name,
-        "qk_rmsnorm_rope_paged_kv_append": lambda each: f"qk append, {'RoPE' if each.statics['rope'] else 'NoPE'}",
+        "qk_rmsnorm_rope_paged_kv_append": lambda each: f"qk append, {_rope(each)}",
         "sigmoid_bias_topk_routing": lambda each: "routing" + (", padding" if each.statics["padded"] else ""),
         "router_gemm": lambda _: "router",
         "rmsnorm_nvfp4_quantize": lambda _: "norm and quantize",
+        "context_rmsnorm": lambda _: "draft context norm",
+        "grouped_skinny_gemm_bf16": lambda _: "draft context keys and values",
+        "context_kv_precompute_append": lambda each: f"draft context append, {_rope(each)}",
     }
     return named.get(specialization.name, Specialization.title)(specialization)
+
+
+def _rope(specialization: Specialization) -> str:
+    return "RoPE" if specialization.statics["rope"] else "NoPE"
 
 
 def _combine_name(specialization: Specialization) -> str:
@@ -127,6 +138,8 @@ def _same_work(one: Specialization, other: Specialization) -> bool:
 def _meaning(specialization: Specialization) -> dict[str, Any]:
     """Statics that a result depends on. What a GEMM chooses beside its epilogue is tiling."""
     statics = specialization.statics
+    if specialization.name in ALL_TILING:
+        return {}
     if "epilogue" in statics:
         return {"epilogue": statics["epilogue"]}
     return {name: value for name, value in statics.items() if name not in TILING}

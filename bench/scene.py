@@ -81,14 +81,18 @@ def in_turn(*calls: Call) -> Call:
 def contenders(
     scene_of: Mapping[str, Callable[[], Sequence[Call]]],
 ) -> tuple[dict[str, Sequence[Call]], list[str]]:
-    """What could be made, and the names of what this machine lacks (an import that fails says so)."""
+    """What could be made and called, and the names of what this machine lacks or what refuses these sizes, and why."""
     made: dict[str, Sequence[Call]] = {}
     absent = []
     for name, make in scene_of.items():
         try:
-            made[name] = make()
-        except ImportError as problem:
-            absent.append(f"{name} ({problem})")
+            calls = make()
+            calls[0]()
+        except (ImportError, RuntimeError, TypeError, ValueError, AssertionError, NotImplementedError) as problem:
+            said = str(problem) if isinstance(problem, ImportError) else f"{type(problem).__name__}: {problem}"
+            absent.append(f"{name} ({(said.splitlines() or [''])[0]})")
+        else:
+            made[name] = calls
     return made, absent
 
 

@@ -84,9 +84,10 @@ def triton_experts(
 
 
 def router(hidden: Tensor, weight: Tensor, out: Tensor) -> Callable[[], object]:
-    """The FP32 router kernel, for the shapes that vLLM has it for (8192 to 256, up to 32 tokens)."""
-    gemm = runtime().operator("fp32_router_gemm")
-    return lambda: gemm(out, hidden, weight)
+    """The FP32 router kernel for the shapes that it has (8192 to 256, up to 32 tokens), else an FP32 product."""
+    stock_ops = runtime()
+    stock_ops.operator("fp32_router_gemm")
+    return lambda: stock_ops.router_gemm(hidden, weight, out)
 
 
 def soft_cap(logits: Tensor, out: Tensor, multiplier: float, cap: float) -> Callable[[], object]:
