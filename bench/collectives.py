@@ -8,13 +8,13 @@ and writes bench/results/collectives_<gpu>_<commit or date>.json. Exit status 0 
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from typing import Any
 
 from bench import collectives_rank, machine
+from bench.rank_group import start_ranks
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -37,11 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(given: Sequence[str], options: argparse.Namespace) -> tuple[list[dict[str, Any]], int]:
     """What rank 0 found, and the first exit status of a rank that is not 0."""
     with tempfile.TemporaryDirectory(prefix="jitspark-ranks-") as folder:
-        command = [sys.executable, "-P", "-m", "bench.collectives_rank", *given, "--store", f"{folder}/store"]
-        ranks = [
-            subprocess.Popen([*command, "--rank", str(rank)], stdout=subprocess.PIPE, text=True)
-            for rank in range(options.world)
-        ]
+        ranks = start_ranks("bench.collectives_rank", given, options.world, folder)
         outputs = [rank.communicate()[0] for rank in ranks]
     every = [[json.loads(each) for each in output.splitlines() if each.startswith("{")] for output in outputs]
     status = next((rank.returncode for rank in ranks if rank.returncode), 0)

@@ -1,5 +1,8 @@
-"""The ranks of a benchmark as torch.distributed has them: what one has, gathered from all."""
+"""The ranks of a benchmark: processes of this machine, and what torch.distributed gathers from all of them."""
 
+import subprocess
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,3 +23,11 @@ class Ranks:
         every = [torch.empty_like(own) for _ in range(self.size)]
         dist.all_gather(every, own, group=self.process_group)
         return torch.stack(every)
+
+
+def start_ranks(module: str, given: Sequence[str], world: int, folder: str) -> list[subprocess.Popen[str]]:
+    """A process of `python -m module` for each rank, with these arguments, its `--rank`, and a store in `folder`."""
+    command = [sys.executable, "-P", "-m", module, *given, "--store", f"{folder}/store"]
+    return [
+        subprocess.Popen([*command, "--rank", str(rank)], stdout=subprocess.PIPE, text=True) for rank in range(world)
+    ]
