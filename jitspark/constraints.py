@@ -18,7 +18,7 @@ class Divisible:
 
     def broken(self, values: Mapping[str, Any]) -> str | None:
         by = _resolve(self.by, values)
-        if by is None or self.name not in values or values[self.name] % by == 0:
+        if by is None or self.name not in values or (by != 0 and values[self.name] % by == 0):
             return None
         return f"{self.name}={values[self.name]} is not divisible by {by} ({self.because})"
 

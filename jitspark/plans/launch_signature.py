@@ -1,16 +1,18 @@
 """What a kernel's entry says of its arguments, held against the tensors and numbers that a launch would pass.
 
 The entry's record holds the recipe it was compiled from: a launch that agrees with it is one that the kernel can take.
-Imports the standard library only; tensors are asked for their shape, dtype, strides, address and device.
+Imports the standard library and specs only; tensors are asked for their shape, dtype, strides, address and device.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jitspark import constraints
 from jitspark.cache.record import Record
 from jitspark.constraints import Constraint
+from jitspark.errors import SpecError
+from jitspark.registry import load_spec
 from jitspark.spec import Argument, Scalar, Tensor
 
 Value = Any  # a torch tensor, or a number
@@ -32,6 +34,7 @@ class Signature:
     `args` have dtypes in the place of roles.
     """
 
+    kernel: str
     args: tuple[Argument, ...]
     axes: Mapping[str, int]
     statics: Mapping[str, Any]
@@ -42,7 +45,7 @@ class Signature:
         recipe = record.recipe
         args = tuple(_argument(arg, recipe["dtypes"]) for arg in recipe["spec"]["args"])
         demands = tuple(_constraint(each) for each in recipe["spec"]["constraints"])
-        return Signature(args, recipe["axes"], recipe["statics"], demands)
+        return Signature(record.kernel, args, recipe["axes"], recipe["statics"], demands)
 
     def problem(self, values: Sequence[Value]) -> Problem | None:
         """The first reason why the kernel cannot be called with these values, in call order, or None."""
@@ -55,8 +58,11 @@ class Signature:
             if found is not None:
                 return Problem(arg.name, *found)
         known = {**sizes, **self.statics}
-        broken = next((text for each in self.constraints if (text := each.broken(known))), None)
-        return None if broken is None else Problem("all", broken, "sizes within the kernel's constraints")
+        broken = next((each for each in self.constraints if each.broken(known)), None)
+        if broken is None:
+            return None
+        said = _with_reason(broken, self.kernel).broken(known)
+        return Problem("all", str(said), "sizes within the kernel's constraints")
 
 
 def dtype_name(value: Value) -> str:
@@ -92,6 +98,15 @@ def _constraint(content: Mapping[str, Any]) -> Constraint:
     kinds = {kind.__name__: kind for kind in (constraints.Divisible, constraints.AtMost, constraints.AtLeast)}
     made: Constraint = kinds[content["kind"]](**fields, because="as its spec says")
     return made
+
+
+def _with_reason(constraint: Constraint, kernel: str) -> Constraint:
+    """The constraint as the kernel's spec words it: entries hold no reasons, whose wording decides nothing."""
+    try:
+        declared = load_spec(kernel).constraints
+    except SpecError:  # an entry of another version
+        return constraint
+    return next((each for each in declared if replace(each, because=constraint.because) == constraint), constraint)
 
 
 def _problems(arg: Argument, value: Value, sizes: dict[str, int], strides: dict[str, int]) -> Iterator[tuple[str, str]]:
