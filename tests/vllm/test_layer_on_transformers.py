@@ -3,8 +3,10 @@
 Which reference is held to which module: `rmsnorm`, `gated_residual_rmsnorm` here; `qk_rmsnorm_rope_paged_kv_append`,
 `paged_gqa_verify_attention`, `splitkv_combine_rmsnorm_sigmoid_gate` here as one attention layer; `logits_softcap` here;
 `router_gemm`, `sigmoid_bias_topk_routing`, `expert_combine_rmsnorm` in test_experts_on_transformers; the BF16 grouped
-GEMMs in test_grouped_gemms_on_transformers; what computes in NVFP4 in test_nvfp4_on_vllm. Whole steps are held to
-the whole text model in test_plans_on_transformers.
+GEMMs in test_grouped_gemms_on_transformers; `skinny_gemm_bf16` here; what computes in NVFP4 in test_nvfp4_on_vllm.
+Whole steps are held to the whole text model in test_plans_on_transformers, on two ranks with the exchanges. The draft's
+kernels are held to vLLM's own classes in test_dspark_forward and test_dspark_ranks, the sampling loop's noise and
+tokens to vLLM's functions in test_markov_noise_on_vllm.
 """
 
 import pytest
@@ -18,6 +20,7 @@ from kernel_specs.logits_softcap.reference import logits_softcap  # noqa: E402
 from kernel_specs.paged_gqa_verify_attention.reference import paged_gqa_verify_attention  # noqa: E402
 from kernel_specs.qk_rmsnorm_rope_paged_kv_append.reference import qk_rmsnorm_rope_paged_kv_append  # noqa: E402
 from kernel_specs.rmsnorm.reference import rmsnorm  # noqa: E402
+from kernel_specs.skinny_gemm_bf16.reference import skinny_gemm_bf16  # noqa: E402
 from kernel_specs.splitkv_combine_rmsnorm_sigmoid_gate.reference import (  # noqa: E402
     splitkv_combine_rmsnorm_sigmoid_gate,
 )
@@ -160,6 +163,38 @@ def test_a_window_one_key_off_is_noticed(config):
         got = attention_of_references(module, hidden, window=WINDOW + 1, rope=True, splits=1)
 
     assert (got.float() - wanted[-LENGTH:]).norm() / wanted[-LENGTH:].norm() > 0.05  # 0.012 passes
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["q_proj", "o_proj", "pre_expert_proj", "post_expert_proj"])
+def test_a_projection_is_transformers(config, name):
+    torch.manual_seed(9)
+    attention = name in ("q_proj", "o_proj")
+    owner = modeling.MuseSparkTextAttention(config, 0) if attention else modeling.MuseSparkMoE(config)
+    linear = getattr(owner, name)
+    linear.weight.data = (linear.in_features**-0.5 * torch.randn(linear.weight.shape)).bfloat16().float()
+    rows = normal(12, linear.in_features, seed=10).bfloat16()
+    out = torch.empty(12, linear.out_features, dtype=torch.bfloat16)
+    skinny_gemm_bf16(rows, linear.weight.bfloat16(), out, epilogue="store")
+
+    torch.testing.assert_close(out.float(), linear(rows.float()), rtol=2**-8, atol=1e-6)
+
+
+@torch.no_grad()
+def test_gate_and_up_rows_with_their_product_are_transformers_mlp(config):
+    torch.manual_seed(11)
+    module = modeling.MuseSparkTextMLP(config).eval()
+    for parameter in module.parameters():
+        parameter.copy_((HIDDEN**-0.5 * torch.randn(parameter.shape)).bfloat16())
+    rows = normal(12, HIDDEN, seed=12).bfloat16()
+    both = torch.cat((module.gate_proj.weight, module.up_proj.weight)).bfloat16()
+    inner = torch.empty(12, len(both) // 2, dtype=torch.bfloat16)
+    out = torch.empty(12, HIDDEN, dtype=torch.bfloat16)
+    skinny_gemm_bf16(rows, both, inner, epilogue="silu_mul")
+    skinny_gemm_bf16(inner, module.down_proj.weight.bfloat16(), out, epilogue="store")
+
+    wanted = module(rows.float())
+    assert (out.float() - wanted).norm() <= 2**-7 * wanted.norm()  # the product's factors are rounded to BF16
 
 
 def test_the_soft_cap_is_transformers_last_lines(config):
