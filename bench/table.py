@@ -17,6 +17,10 @@ LAUNCH_COLUMNS = (
     *("fastest other", "us", "/ ours", "aim us"),
 )
 
+RESOURCES = """\
+Of the artifacts' machine code and the kernels' tilings; each kernel's smallest and largest figure. TB/s: the most that
+one launch moved in this run, or a part that the kernel is never timed without."""
+
 
 def markdown(result: Mapping[str, Any], name: str) -> str:
     """The whole section between the markers."""
@@ -33,6 +37,7 @@ def markdown(result: Mapping[str, Any], name: str) -> str:
         _layers(result["layers"]),
         _resources(result),
         _wrong([*parts, *result["launches"]]),
+        _left_out(result),
     )
     return "\n\n".join([head, *(text for section in sections for text in section)])
 
@@ -82,12 +87,31 @@ def _resources(result: Mapping[str, Any]) -> Iterator[str]:
         head = [
             "### What the kernels take",
             "",
-            "Of the artifacts' machine code and the kernels' tilings; each kernel's smallest and largest figure.",
+            RESOURCES,
             "",
-            "| kernel | artifacts | registers a thread | shared bytes a block | spilled bytes a thread |",
-            "|---|---|---|---|---|",
+            "| kernel | artifacts | registers a thread | shared bytes a block | spilled bytes a thread | TB/s |",
+            "|---|---|---|---|---|---|",
         ]
-        yield "\n".join([*head, *(_resource_row(kernel, took) for kernel, took in sorted(by_kernel.items()))])
+        rates = _rates(result)
+        rows = [
+            f"{_resource_row(kernel, took)} {rates.get(kernel, '')} |" for kernel, took in sorted(by_kernel.items())
+        ]
+        yield "\n".join([*head, *rows])
+
+
+def _rates(result: Mapping[str, Any]) -> dict[str, str]:
+    """Each kernel's highest bandwidth: of a launch alone, else of a part that it is in."""
+    alone: dict[str, float] = {}
+    together: dict[str, float] = {}
+    for each in [*result["launches"], *result.get("parts", [])]:
+        if OURS in each["timings"]:
+            rate = each["moved_bytes"] / each["timings"][OURS]["median_us"] / 1e6
+            launches = [each["launch"]] if "launch" in each else [*each["part"]["launches"].values()]
+            found = alone if len(launches) == 1 else together
+            for kernel in {launch["kernel"] for launch in launches}:
+                found[kernel] = max(found.get(kernel, 0.0), rate)
+    parts = {kernel: f"{rate:.2f} (part)" for kernel, rate in together.items()}
+    return parts | {kernel: f"{rate:.2f}" for kernel, rate in alone.items()}
 
 
 def _resource_row(kernel: str, took: Sequence[Mapping[str, Any]]) -> str:
@@ -154,6 +178,14 @@ def _wrong(measured: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield "\n".join(["Not timed, because the result was not the reference's:", "", *found])
 
 
+def _left_out(result: Mapping[str, Any]) -> Iterator[str]:
+    if result.get("failed"):
+        found = [f"* {each['part']}: {each['problem']}" for each in result["failed"]]
+        yield "\n".join(["Not measured, because of an error:", "", *found])
+    if result.get("not_reached"):
+        yield f"Not reached before the run's time was over: {'; '.join(result['not_reached'])}."
+
+
 def _place(each: Mapping[str, Any]) -> str:
     if "launch" in each:
         return f"{each['launch']['part']}, M = {each['launch']['axes']['num_tokens']}"
@@ -161,11 +193,13 @@ def _place(each: Mapping[str, Any]) -> str:
 
 
 def without(result: Mapping[str, Any], earlier: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What `result` adds to `earlier` ones: launches, parts and layers that they have not at the same TP and M."""
+    """What `result` adds to `earlier` ones: artifacts, and what they have not measured at the same TP and M."""
     left = dict(result)
     for kind in ("launches", "parts", "layers"):
         seen = {_identity(each) for other in earlier for each in other.get(kind, [])}
         left[kind] = [each for each in result.get(kind, []) if _identity(each) not in seen]
+    told = {recipe for other in earlier for recipe in other.get("resources", {})}
+    left["resources"] = {recipe: took for recipe, took in result.get("resources", {}).items() if recipe not in told}
     return left
 
 

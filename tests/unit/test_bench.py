@@ -215,7 +215,15 @@ def test_a_part_names_every_contender_and_what_was_absent():
 
     row = "| attention | 18.00 | 4.50 | 9.00 (8.90..9.10) | 2.00 | 2.00 | FA3 18.00 (2.00); absent: Marlin |"
     assert f"{row} 8.00 **missed** |" in text
-    assert "| `k` | 1 | 90 | 1024 | 8 |" in text
+    assert "| `k` | 1 | 90 | 1024 | 8 | 2.20 |" in text  # of the launch alone, not of the part
+
+
+def test_a_table_says_what_a_run_did_not_get_to_and_what_went_wrong():
+    failed = [{"part": "router, TP 8, M = 8", "problem": "RuntimeError: no memory"}]
+    text = table.markdown({**result(), "failed": failed, "not_reached": ["lm_head, TP 8, M = 64"]}, "x.json")
+
+    assert "* router, TP 8, M = 8: RuntimeError: no memory" in text
+    assert "Not reached before the run's time was over: lm_head, TP 8, M = 64." in text
 
 
 def test_shared_memory_follows_from_the_tiling():
