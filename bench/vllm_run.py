@@ -42,7 +42,9 @@ def engine_arguments(pair: Path, additional: Mapping[str, Any], extra: Mapping[s
         "enable_expert_parallel": True,
         "tensor_parallel_size": extra.get("tp", 1),
         "disable_log_stats": False,
-        "limit_mm_per_prompt": {"image": 0, "video": 0, "audio": 0},
+        # with all of them 0, decode steps get token ids; otherwise embeddings, as with the real model
+        "limit_mm_per_prompt": extra.get("limit_mm_per_prompt", {"image": 0, "video": 0, "audio": 0}),
+        "skip_mm_profiling": True,
         "compilation_config": {
             "mode": 0,
             "cudagraph_mode": "FULL_DECODE_ONLY",
@@ -115,14 +117,14 @@ def serve(
     return {"tokens": [tokens[index] for index in range(len(prompts))], "steps": steps}
 
 
-def batches() -> Iterator[tuple[str, list[list[int]], list[int], list[int]]]:
+def batches(*, timed: bool) -> Iterator[tuple[str, list[list[int]], list[int], list[int]]]:
     """Name, prompts, arrivals and lengths of what is served."""
     one = [[*range(400, 420)], [*range(700, 733)]]
     yield "two", one, [0, 0], [64, 64]
     mixed = [[400 + (37 * index + 11 * place) % 1500 for place in range(5 + 40 * index)] for index in range(8)]
     yield "eight, arriving one by one", mixed, [3 * index for index in range(8)], [64, 9, 40, 23, 64, 8, 31, 50]
     yield "eight at once", mixed, [0] * 8, [64, 9, 40, 23, 64, 8, 31, 50]
-    for size in (1, 2, 8):
+    for size in (1, 2, 8) if timed else ():
         same = [[400 + 7 * index + place for place in range(20)] for index in range(size)]
         yield f"timed {size}", same, [0] * size, [256] * size
 
@@ -146,7 +148,9 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     executor = llm.llm_engine.engine_core.engine_core.model_executor
     if hasattr(executor, "driver_worker"):  # one rank, in this process
         found["classes"] = _record(llm, executor.driver_worker.worker.model_runner, options.out)
-    found["served"] = {name: serve(llm, *what) for name, *what in batches()}
+        if options.judge:
+            found["reference"] = _judge(llm, executor.driver_worker.worker.model_runner, options)
+    found["served"] = {name: serve(llm, *what) for name, *what in batches(timed=not options.untimed)}
     found["acceptance"] = acceptance(llm)
     return found
 
@@ -163,12 +167,25 @@ def _record(llm: Any, runner: Any, out: Path) -> list[str]:
     return [type(runner.model).__module__, type(runner.speculator.model).__module__]
 
 
+def _judge(llm: Any, runner: Any, options: argparse.Namespace) -> dict[str, Any]:
+    """Serve the batches that are not timed, with some of their steps held against the references."""
+    from bench.vllm_reference import StepJudge, summary
+
+    with StepJudge(runner, options.judge) as judge:
+        for _, *what in batches(timed=False):
+            serve(llm, *what)
+    options.out.with_suffix(".steps.json").write_text(json.dumps(judge.found), encoding="utf-8")
+    return summary(judge.found)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("pair", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--additional", default="{}")
     parser.add_argument("--extra", default="{}")
+    parser.add_argument("--judge", type=int, default=0, metavar="STEPS", help="of each number of rows, by references")
+    parser.add_argument("--untimed", action="store_true", help="without the batches that are timed")
     options = parser.parse_args()
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)

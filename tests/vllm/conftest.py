@@ -8,6 +8,7 @@ import importlib.metadata
 import json
 import os
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -89,7 +90,9 @@ def draft(text, layers, taps):
     }
 
 
-def vllm_config(folder, text, *, tp, max_model_len, draft_layers, taps, options=None, draft_fields=None):
+def vllm_config(
+    folder, text, *, tp, max_model_len, draft_layers, taps, options=None, draft_fields=None, target_fields=None
+):
     """The VllmConfig of a model with this text config and its draft. Takes seconds: vLLM inspects model classes."""
     from vllm.config import (
         CacheConfig,
@@ -103,7 +106,7 @@ def vllm_config(folder, text, *, tp, max_model_len, draft_layers, taps, options=
     )
 
     drafted = {**draft(text, draft_layers, taps), **(draft_fields or {})}
-    for name, content in (("target", target(text)), ("draft", drafted)):
+    for name, content in (("target", {**target(text), **(target_fields or {})}), ("draft", drafted)):
         (folder / name).mkdir()
         (folder / name / "config.json").write_text(json.dumps(content), encoding="utf-8")
     files = {"model": str(folder / "target"), "tokenizer": str(folder / "target"), "skip_tokenizer_init": True}
@@ -213,7 +216,18 @@ def tiny_draft(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def one_rank(muse_spark_open, tiny, tiny_draft):  # noqa: ARG001 - no config can be made after this
+def tiny_nvfp4(tmp_path_factory):
+    """The same backbone with NVFP4 experts in its middle layers, as bench/nvfp4_pair.py describes them."""
+    from bench.nvfp4_pair import quantization_config
+
+    fields = {"quantization_config": quantization_config([0, 3])}
+    options = {**ON_HOPPER, "geometry": str(Path(__file__).parents[2] / "bench" / "tiny_nvfp4.toml")}
+    folder = tmp_path_factory.mktemp("tiny_nvfp4")
+    return vllm_config(folder, tiny_text(), **TINY, options=options, target_fields=fields)
+
+
+@pytest.fixture(scope="session")
+def one_rank(muse_spark_open, tiny, tiny_draft, tiny_nvfp4):  # noqa: ARG001 - no config can be made after this
     """vLLM on a CPU, its groups made of one rank."""
     import vllm.platforms
     from vllm.config import set_current_vllm_config

@@ -7,10 +7,10 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers.models.muse_spark.modeling_muse_spark")
 
-from decode_steps import MAX_BLOCKS, PagedCache, Request, positions_of  # noqa: E402
+from decode_steps import LENGTH, MAX_BLOCKS, PagedCache, Request  # noqa: E402
 from muse_spark_on_transformers import contract_weights  # noqa: E402
+from vllm_step import Step  # noqa: E402
 
-LENGTH = 8
 CPU = "cpu"
 # Attention scores of the geometry lie around 40, so that their roundings to BF16 show in single rows. What is wired
 # wrongly makes errors beyond WRONG in the mean.
@@ -102,39 +102,6 @@ def test_the_fields_that_are_read_are_vllm_s_own():
     assert counts | {"causal", "slot_mapping", "decode"} <= declared["FlashInferMetadata"]
     assert {"block_tables", "seq_lens", "q_len_per_req"} <= declared["FlashInferTrtllmAPIDecode"]
     assert "block_tables" not in declared["FIDecode"]
-
-
-class Step:
-    """A step of some requests as vLLM's forward sees it: attention metadata by layer, and a forward context."""
-
-    def __init__(self, decode, caches, requests, backend="FlashAttentionMetadata"):
-        rows = LENGTH * len(requests)
-        lens = torch.tensor([0 if each is None else each.seq_len for each in requests], dtype=torch.int32)
-        self.positions = torch.cat([_positions(each) for each in requests])
-        self.padding = torch.cat([torch.full((LENGTH,), each is None) for each in requests])
-        self.metadata = {
-            name: _metadata(backend, cache.block_table(), lens, cache.slot_mapping(), rows)
-            for name, cache in zip(decode._layers, caches, strict=True)
-        }
-        mode = SimpleNamespace(name="NONE")
-        self.context = SimpleNamespace(
-            cudagraph_runtime_mode=mode, attn_metadata=self.metadata, is_padding=self.padding
-        )
-
-
-def _positions(request):
-    return torch.zeros(LENGTH, dtype=torch.int64) if request is None else positions_of(request)
-
-
-def _metadata(backend, table, lens, slots, rows):
-    if backend == "FlashAttentionMetadata":
-        content = {"max_query_len": LENGTH, "num_actual_tokens": rows, "causal": True, "block_table": table}
-        content |= {"seq_lens": lens, "slot_mapping": slots}
-    else:
-        inner = SimpleNamespace(block_tables=table, seq_lens=lens, q_len_per_req=LENGTH)
-        content = {"num_prefills": 0, "num_decodes": len(lens), "num_decode_tokens": rows, "num_actual_tokens": rows}
-        content |= {"causal": True, "slot_mapping": slots, "decode": inner}
-    return type(backend, (SimpleNamespace,), {})(**content)
 
 
 @pytest.mark.parametrize("backend", ["FlashAttentionMetadata", "FlashInferMetadata"])
