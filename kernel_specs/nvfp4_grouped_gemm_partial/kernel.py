@@ -9,12 +9,10 @@ from collections.abc import Callable
 import cutlass
 from cutlass import cute
 
-from kernel_specs.primitives.nvfp4 import ITEM, TILE_SUMS, UNSCALE, TokenOperands, add_ranges, leave, place
+from kernel_specs.primitives.nvfp4 import ITEM, TILE_SUMS, TokenOperands, leave
+from kernel_specs.primitives.nvfp4_finish import BUFFERS, make_store, store_own, turned
 from kernel_specs.primitives.nvfp4_stream import make_stream
-from kernel_specs.primitives.nvfp4_tiling import LANES, TILE_ROWS, TOKENS, StreamShape
-
-OUTPUTS = TILE_ROWS * TOKENS  # of a tile
-BUFFERS = 2
+from kernel_specs.primitives.nvfp4_tiling import LANES, TILE_ROWS, StreamShape
 
 
 def nvfp4_grouped_gemm_partial(
@@ -38,7 +36,7 @@ def nvfp4_grouped_gemm_partial(
     assert ranges * groups * 64 == packed_width * 2 == width_blocks * 16
     assert expert_code_bytes == moe_hidden_size // TILE_ROWS * ranges * shape.code_bytes
     assert expert_scale_bytes == moe_hidden_size // TILE_ROWS * ranges * shape.scale_bytes
-    element = {"float32": cutlass.Float32, "bfloat16": cutlass.BFloat16}[rows_dtype]
+    assert rows_dtype in ("float32", "bfloat16")
 
     def load_tokens(
         context: tuple, start: cutlass.Int32, last: cutlass.Int32, k_range: cutlass.Int32, lane: cutlass.Int32
@@ -51,48 +49,7 @@ def nvfp4_grouped_gemm_partial(
         scale = cute.assume(route * width_blocks + block, groups)
         return TokenOperands(codes.iterator + code, scales.iterator + scale, groups)
 
-    @cute.jit
-    def store_own(
-        context: tuple,
-        sums: cute.Tensor,
-        expert: cutlass.Int32,
-        start: cutlass.Int32,
-        last: cutlass.Int32,
-        tile: cutlass.Int32,
-        lane: cutlass.Int32,
-    ) -> None:
-        """Rows lane / 4 and 8 more of two tokens: the lane has their whole sums."""
-        _, _, _, down_scales, routes, rows = context
-        scale = down_scales[expert]
-        column = tile * TILE_ROWS + lane // 4
-        for i in cutlass.range_constexpr(2):
-            position = start + lane % 4 * 2 + i
-            if position < last:
-                route = routes[position]
-                for half in cutlass.range_constexpr(2):
-                    # + 0.0: a sum of zeros is +0
-                    value = (sums[half * 2 + i] + 0.0) * UNSCALE * scale
-                    rows[column + half * 8, route] = value.to(element)
-
-    @cute.jit
-    def store_met(
-        context: tuple,
-        sums: cute.Tensor,
-        expert: cutlass.Int32,
-        start: cutlass.Int32,
-        last: cutlass.Int32,
-        tile: cutlass.Int32,
-        thread: cutlass.Int32,
-    ) -> None:
-        """Neighbouring threads store neighbouring columns."""
-        _, _, _, down_scales, routes, rows = context
-        scale = down_scales[expert]
-        for step in cutlass.range_constexpr(-(-OUTPUTS // team)):
-            element_number = thread + step * team
-            row, token = element_number % TILE_ROWS, element_number // TILE_ROWS
-            if element_number < OUTPUTS and start + token < last:
-                value = add_ranges(sums, place(row, token), ranges, TILE_SUMS) * scale
-                rows[tile * TILE_ROWS + row, routes[start + token]] = value.to(element)
+    store = make_store(ranges)
 
     def deliver(
         context: tuple,
@@ -108,8 +65,9 @@ def nvfp4_grouped_gemm_partial(
     ) -> None:
         """Store the sums, or put them where those of all ranges meet."""
         assert part == 0
+        _, _, _, down_scales, routes, rows = context
         if ranges == 1:
-            store_own(context, sums, expert, start, last, tile, lane)
+            store_own(sums, down_scales, routes, rows, expert, start, last, tile, lane)
             return
         thread, _, _ = cute.arch.thread_idx()
         row = cutlass.Int32(0) if row_warps == 1 else thread // team
@@ -118,8 +76,7 @@ def nvfp4_grouped_gemm_partial(
         leave(sums, 0, start_of_sums + cute.assume(k_range * TILE_SUMS, TILE_SUMS), lane)
         cute.arch.barrier(barrier_id=row + 1, number_of_threads=team)
         met = cute.make_tensor(start_of_sums, cute.make_layout(ranges * TILE_SUMS))
-        turned = (thread % team + job % BUFFERS * OUTPUTS) % team if team > OUTPUTS else thread % team
-        store_met(context, met, expert, start, last, tile, turned)
+        store(met, down_scales, routes, rows, expert, start, last, tile, turned(thread, team, job))
 
     run = make_stream(shape, expert_code_bytes, expert_scale_bytes, load_tokens, deliver)
 

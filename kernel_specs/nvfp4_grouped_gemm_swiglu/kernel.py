@@ -9,15 +9,12 @@ from collections.abc import Callable
 import cutlass
 from cutlass import cute
 
-from kernel_specs.primitives.nvfp4 import TILE_SUMS, TokenOperands, add_ranges, leave, place
-from kernel_specs.primitives.nvfp4_codes import SIXTH, code_e2m1, reciprocal, round_e4m3
+from kernel_specs.primitives.nvfp4 import TILE_SUMS, TokenOperands, leave
+from kernel_specs.primitives.nvfp4_finish import BUFFERS, make_quantize, turned
 from kernel_specs.primitives.nvfp4_stream import make_stream
-from kernel_specs.primitives.nvfp4_tiling import LANES, TILE_ROWS, TOKENS, StreamShape
-from kernel_specs.primitives.warp_topk import sigmoid
+from kernel_specs.primitives.nvfp4_tiling import LANES, StreamShape
 
 PARTS = 2  # gate and up
-OUTPUTS = TILE_ROWS * TOKENS  # of a tile
-BUFFERS = 2
 
 
 def nvfp4_grouped_gemm_swiglu(
@@ -53,46 +50,7 @@ def nvfp4_grouped_gemm_swiglu(
         scale = cute.assume(token * hidden_blocks + block, groups)
         return TokenOperands(codes.iterator + code, scales.iterator + scale, groups)
 
-    @cute.jit
-    def finish(
-        context: tuple,
-        sums: cute.Tensor,
-        expert: cutlass.Int32,
-        first: cutlass.Int32,
-        last: cutlass.Int32,
-        tile: cutlass.Int32,
-        thread: cutlass.Int32,
-    ) -> None:
-        """16 neighbouring lanes have the 16 outputs of a route."""
-        _, _, _, gate_up_scales, global_scale, routes, out_codes, out_scales = context
-        scale = global_scale[0]
-        inverse_scale = reciprocal(scale)
-        gate_scale, up_scale = gate_up_scales[expert, 0], gate_up_scales[expert, 1]
-        for step in cutlass.range_constexpr(-(-OUTPUTS // team)):
-            element = thread + step * team
-            if element < OUTPUTS:  # whole warps
-                row, token = element % TILE_ROWS, element // TILE_ROWS
-                at = place(row, token)
-                gate = add_ranges(sums, at, ranges, PARTS * TILE_SUMS) * gate_scale
-                up = add_ranges(sums, at + TILE_SUMS, ranges, PARTS * TILE_SUMS) * up_scale
-                value = gate * sigmoid(gate) * up
-                largest = cute.arch.fmax(value, -value)
-                for offset in cutlass.range_constexpr(4):
-                    largest = cute.arch.fmax(largest, cute.arch.shuffle_sync_bfly(largest, 1 << offset))
-                byte, block_scale = round_e4m3(scale * (largest * SIXTH))
-                factor = cutlass.select_(
-                    block_scale == 0.0, cutlass.Float32(0.0), reciprocal(block_scale * inverse_scale)
-                )
-                word = code_e2m1(value * factor) << (row % 8 * 4)
-                for offset in cutlass.range_constexpr(3):
-                    word = word | cute.arch.shuffle_sync_bfly(word, 1 << offset)
-                position = first + token
-                if position < last:
-                    route = routes[position]
-                    if row % 8 == 0:
-                        cute.recast_tensor(out_codes[None, route], cutlass.Int32)[tile * 2 + row // 8] = word
-                    if row == 0:
-                        out_scales[tile, route] = cutlass.Uint8(byte)
+    quantize = make_quantize(ranges)
 
     def deliver(
         context: tuple,
@@ -118,8 +76,11 @@ def nvfp4_grouped_gemm_swiglu(
             else:
                 cute.arch.barrier(barrier_id=row + 1, number_of_threads=team)
             met = cute.make_tensor(start_of_sums, cute.make_layout(ranges * PARTS * TILE_SUMS))
-            turned = (thread % team + job % BUFFERS * OUTPUTS) % team if team > OUTPUTS else thread % team
-            finish(context, met, expert, start, last, tile, turned)
+            _, _, _, gate_up_scales, global_scale, routes, out_codes, out_scales = context
+            quantize(
+                met, gate_up_scales, global_scale, routes, out_codes, out_scales,
+                expert, start, last, tile, turned(thread, team, job),
+            )  # fmt: skip
 
     run = make_stream(shape, expert_code_bytes, expert_scale_bytes, load_tokens, deliver)
 

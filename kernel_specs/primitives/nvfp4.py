@@ -8,15 +8,17 @@ not. So a product of two operands is exact, 2^-28 times its value (`UNSCALE`), a
 import cutlass
 from cutlass import cute
 
-from kernel_specs.primitives.nvfp4_tiling import LANES, MAGNITUDE_BITS, SIGN_BITS, TOKENS
+from kernel_specs.primitives.nvfp4_tiling import LANES, MAGNITUDE_BITS, SIGN_BITS, STEPS, TOKENS
 
 UNSCALE = 268435456.0  # 2^28
 SIGNS = 0x80008000 - 2**32
 MAGNITUDES = 0x0E000E00
 ITEM = 4  # sums of a lane in an MMA
 TILE_SUMS = LANES * ITEM
+CHAINS = 2  # accumulators of a tile: an MMA need not wait for the one before
 
 Words = tuple[cutlass.Int32, ...]
+Columns = list[list[cutlass.Int32]]  # of the activations: eight words of each group
 
 
 def load_words(start: cute.Pointer, words: int) -> list[cutlass.Int32]:
@@ -92,6 +94,31 @@ def multiply(sums: cute.Tensor, first: int, rows: Words, low: cutlass.Int32, hig
     )
     for i in range(ITEM):
         sums[first + i] = results[i]
+
+
+def own_part(tokens: TokenOperands, groups: int) -> Columns:
+    """The lane's columns of each group, unpacked and scaled."""
+    factors = [factor for word in tokens.scales for factor in widen_scales(word)]
+    return [
+        [scaled(half, factors[g]) for i in range(2) for half in unpack(tokens.codes[2 * g + i])] for g in range(groups)
+    ]
+
+
+def multiply_tile(
+    sums: cute.Tensor, stage: cute.Pointer, code_bytes: int, columns: Columns, lane: cutlass.Int32
+) -> None:
+    """Add a tile's range in shared memory, codes before scales, times the columns to `CHAINS` times four sums."""
+    groups = len(columns)
+    scales = load_words(stage + cute.assume(code_bytes + lane * (2 * groups), 2 * groups), groups // 2)
+    factors = [factor for word in scales for factor in widen_scales(word)]
+    for group in range(groups):
+        words: list[cutlass.Int32] = load_words(stage + cute.assume(group * (LANES * 16) + lane * 16, 16), STEPS)
+        low, high = factors[2 * group], factors[2 * group + 1]
+        for step in range(STEPS):
+            pairs = unpack_interleaved(words[step])
+            rows: Words = tuple(scaled(pair, high if i % 2 else low) for i, pair in enumerate(pairs))
+            chain = step % CHAINS * ITEM
+            multiply(sums, chain, rows, columns[group][2 * step], columns[group][2 * step + 1])
 
 
 def leave(sums: cute.Tensor, tile: int, slot: cute.Pointer, lane: cutlass.Int32) -> None:

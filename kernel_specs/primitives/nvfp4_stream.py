@@ -13,20 +13,9 @@ import cutlass
 from cutlass import cute
 
 from kernel_specs.primitives.bulk import bulk_copy
-from kernel_specs.primitives.nvfp4 import (
-    ITEM,
-    TokenOperands,
-    Words,
-    load_words,
-    multiply,
-    scaled,
-    unpack,
-    unpack_interleaved,
-    widen_scales,
-)
-from kernel_specs.primitives.nvfp4_tiling import LANES, STEPS, TOKENS, StreamShape
+from kernel_specs.primitives.nvfp4 import CHAINS, ITEM, TokenOperands, multiply_tile, own_part
+from kernel_specs.primitives.nvfp4_tiling import LANES, TOKENS, StreamShape
 
-CHAINS = 2  # accumulators of a tile: an MMA need not wait for the one before
 COUNTED = 256  # entries of the schedule that a warp counts at once
 
 
@@ -42,6 +31,49 @@ class Place(NamedTuple):
     end_tile: cutlass.Int32
 
 
+@cute.jit
+def local_entries(
+    expert_ids: cute.Tensor, first_expert: cutlass.Int32, num_local: cutlass.Int32, lane: cutlass.Int32
+) -> tuple[cutlass.Int32, cutlass.Int32]:
+    """The entries of experts held here, from one to before the other; ids behind the last entry are -1."""
+    below, within = cutlass.Int32(0), cutlass.Int32(0)
+    for first in cutlass.range(0, expert_ids.shape[0], COUNTED, unroll=1):
+        for i in cutlass.range_constexpr(COUNTED // LANES):
+            at = first + i * LANES + lane
+            expert = cutlass.Int32(-1)
+            if at < expert_ids.shape[0]:
+                expert = expert_ids[at]
+            below += cutlass.Int32(expert >= 0 and expert < first_expert)
+            within += cutlass.Int32(expert >= first_expert and expert < first_expert + num_local)
+    packed = (below << 16) | within
+    for offset in (16, 8, 4, 2, 1):
+        packed = packed + cute.arch.shuffle_sync_bfly(packed, offset)
+    return packed >> 16, (packed >> 16) + (packed & 0xFFFF)
+
+
+@cute.jit
+def at_entry(
+    expert_ids: cute.Tensor,
+    route_offsets: cute.Tensor,
+    entry: cutlass.Int32,
+    before: cutlass.Int32,
+    begin: cutlass.Int32,
+    end: cutlass.Int32,
+    tiles: cutlass.Int32 | int,
+    first_expert: cutlass.Int32,
+) -> Place:
+    """The first place of the stream [begin, end) of tiles at an entry; `before` are the tiles before the entry's, which
+    has `tiles`.
+
+    Past the last entry it is a place that nobody uses.
+    """
+    known = cutlass.min(entry, expert_ids.shape[0] - 1)
+    first_tile = cutlass.max(begin - before, 0)
+    end_tile = cutlass.min(end - before, tiles)
+    start, last = route_offsets[known], route_offsets[known + 1]
+    return Place(entry, expert_ids[known] - first_expert, start, last, first_tile, first_tile, end_tile)
+
+
 def make_stream(
     shape: StreamShape,
     expert_code_bytes: int,
@@ -55,47 +87,8 @@ def make_stream(
     deliver(context, sums, part, expert, start, last, tile, job, k_range, lane) gets a warp's four sums of each tile in
     turn; `job` counts them, all parts together. `context` is what `run` was given.
     """
-    groups, parts, stages, tiles = shape.groups, shape.parts, shape.stages, shape.tiles
+    parts, stages, tiles = shape.parts, shape.stages, shape.tiles
     depth = stages // parts
-
-    def own_part(tokens: TokenOperands) -> list[list[cutlass.Int32]]:
-        """The lane's columns of each group, unpacked and scaled."""
-        factors = [factor for word in tokens.scales for factor in widen_scales(word)]
-        return [
-            [scaled(half, factors[g]) for i in range(2) for half in unpack(tokens.codes[2 * g + i])]
-            for g in range(groups)
-        ]
-
-    def multiply_tile(sums: cute.Tensor, stage: cute.Pointer, columns: list[list[cutlass.Int32]], lane: int) -> None:
-        scales = load_words(stage + cute.assume(shape.code_bytes + lane * (2 * groups), 2 * groups), groups // 2)
-        factors = [factor for word in scales for factor in widen_scales(word)]
-        for group in range(groups):
-            words: list[cutlass.Int32] = load_words(stage + cute.assume(group * (LANES * 16) + lane * 16, 16), STEPS)
-            low, high = factors[2 * group], factors[2 * group + 1]
-            for step in range(STEPS):
-                pairs = unpack_interleaved(words[step])
-                rows: Words = tuple(scaled(pair, high if i % 2 else low) for i, pair in enumerate(pairs))
-                chain = step % CHAINS * ITEM
-                multiply(sums, chain, rows, columns[group][2 * step], columns[group][2 * step + 1])
-
-    @cute.jit
-    def local_entries(
-        expert_ids: cute.Tensor, first_expert: cutlass.Int32, num_local: cutlass.Int32, lane: cutlass.Int32
-    ) -> tuple[cutlass.Int32, cutlass.Int32]:
-        """The entries of experts held here, from one to before the other; ids behind the last entry are -1."""
-        below, within = cutlass.Int32(0), cutlass.Int32(0)
-        for first in cutlass.range(0, expert_ids.shape[0], COUNTED, unroll=1):
-            for i in cutlass.range_constexpr(COUNTED // LANES):
-                at = first + i * LANES + lane
-                expert = cutlass.Int32(-1)
-                if at < expert_ids.shape[0]:
-                    expert = expert_ids[at]
-                below += cutlass.Int32(expert >= 0 and expert < first_expert)
-                within += cutlass.Int32(expert >= first_expert and expert < first_expert + num_local)
-        packed = (below << 16) | within
-        for offset in (16, 8, 4, 2, 1):
-            packed = packed + cute.arch.shuffle_sync_bfly(packed, offset)
-        return packed >> 16, (packed >> 16) + (packed & 0xFFFF)
 
     @cute.jit
     def issue(
@@ -117,26 +110,6 @@ def make_stream(
             cute.arch.mbarrier_arrive_and_expect_tx(full + slot, shape.stage_bytes)
             bulk_copy(stage, weight.iterator + code, shape.code_bytes, full + slot)
             bulk_copy(stage + shape.code_bytes, weight_scales.iterator + scale, shape.scale_bytes, full + slot)
-
-    @cute.jit
-    def at_entry(
-        expert_ids: cute.Tensor,
-        route_offsets: cute.Tensor,
-        entry: cutlass.Int32,
-        before: cutlass.Int32,
-        begin: cutlass.Int32,
-        end: cutlass.Int32,
-        first_expert: cutlass.Int32,
-    ) -> Place:
-        """The first place of the stream [begin, end) of tiles at an entry; `before` are the tiles before the entry's.
-
-        Past the last entry it is a place that nobody uses.
-        """
-        known = cutlass.min(entry, expert_ids.shape[0] - 1)
-        first_tile = cutlass.max(begin - before, 0)
-        end_tile = cutlass.min(end - before, tiles)
-        start, last = route_offsets[known], route_offsets[known + 1]
-        return Place(entry, expert_ids[known] - first_expert, start, last, first_tile, first_tile, end_tile)
 
     @cute.jit
     def run(
@@ -163,7 +136,7 @@ def make_stream(
         begin, end = (cutlass.Int32(number * total // shape.streams) for number in (stream, stream + 1))
         own_entry = first_entry + begin // tiles
         own_end = cutlass.Int32(cutlass.select_(begin < end, first_entry + (end + (tiles - 1)) // tiles, own_entry))
-        ahead = at_entry(expert_ids, route_offsets, own_entry, begin // tiles * tiles, begin, end, first_expert)
+        ahead = at_entry(expert_ids, route_offsets, own_entry, begin // tiles * tiles, begin, end, tiles, first_expert)
         entry, expert, start, last, tile, first_tile, end_tile = ahead
         for job in cutlass.range_constexpr(depth):
             if entry < own_end:
@@ -176,7 +149,7 @@ def make_stream(
                 if start >= last:
                     entry += 1
                     fresh = at_entry(
-                        expert_ids, route_offsets, entry, (entry - first_entry) * tiles, begin, end, first_expert
+                        expert_ids, route_offsets, entry, (entry - first_entry) * tiles, begin, end, tiles, first_expert
                     )
                     _, expert, start, last, _, first_tile, end_tile = fresh
                 tile = first_tile
@@ -185,9 +158,11 @@ def make_stream(
 
         job = cutlass.Int32(0)
         for own in cutlass.range(own_entry, own_end, unroll=1):
-            here = at_entry(expert_ids, route_offsets, own, (own - first_entry) * tiles, begin, end, first_expert)
+            here = at_entry(
+                expert_ids, route_offsets, own, (own - first_entry) * tiles, begin, end, tiles, first_expert
+            )
             for route in cutlass.range(here.start, here.last, TOKENS, unroll=1):
-                columns = own_part(load_tokens(context, route, here.last, k_range, lane))
+                columns = own_part(load_tokens(context, route, here.last, k_range, lane), shape.groups)
                 for own_tile in cutlass.range(here.first_tile, here.end_tile, unroll=1):
                     phase = job // depth % 2
                     for part in cutlass.range_constexpr(parts):
@@ -195,7 +170,8 @@ def make_stream(
                         cute.arch.mbarrier_wait(full + slot, phase)
                         sums = cute.make_rmem_tensor((CHAINS * ITEM,), cutlass.Float32)
                         sums.fill(0.0)
-                        multiply_tile(sums, ring + cute.assume(slot * shape.stage_bytes, 64), columns, lane)
+                        stage = ring + cute.assume(slot * shape.stage_bytes, 64)
+                        multiply_tile(sums, stage, shape.code_bytes, columns, lane)
                         # Loads in flight do not hold up what follows: without the fence the next copy overtakes them.
                         cute.arch.fence_proxy("async.shared", space="cta")
                         cute.arch.sync_warp()
@@ -211,7 +187,7 @@ def make_stream(
                         if start >= last:
                             entry += 1
                             fresh = at_entry(
-                                expert_ids, route_offsets, entry, (entry - first_entry) * tiles, begin, end,
+                                expert_ids, route_offsets, entry, (entry - first_entry) * tiles, begin, end, tiles,
                                 first_expert,
                             )  # fmt: skip
                             _, expert, start, last, _, first_tile, end_tile = fresh
