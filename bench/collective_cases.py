@@ -16,19 +16,26 @@ NAMES = (
 
 
 def cases(size: int, rows: Sequence[int], hidden_only: bool) -> Iterator[tuple[Specialization, Case]]:  # noqa: FBT001
-    """Of each exchange the largest sizes of its cases in a world of `size`, for each number of rows."""
+    """Of each exchange, with each number of shots, the largest sizes of its cases in a world of `size`, by rows."""
     for name in NAMES:
         spec = load_spec(name)
         fitting = [case for case in spec.cases if case.axes["world_size"] == size and _served(case)]
         width = max(_width(case) for case in fitting)
         chosen = [case for case in fitting if _width(case) == width or not hidden_only]
-        for num_tokens in rows:
-            least = min(chosen, key=lambda case: (abs(case.axes["num_tokens"] - num_tokens), -_width(case)))
-            owned = {"num_owned": -(-num_tokens // size)} if "num_owned" in least.axes else {}
-            split = row_split(least.axes["hidden_size"], num_tokens) if "hidden_size" in least.axes else {}
-            axes, statics = {**least.axes, "num_tokens": num_tokens, **owned}, {**least.statics, **split}
-            case = replace(least, axes=axes, statics=statics)
-            yield spec.specialize_case(case), case
+        for shots in sorted({case.statics.get("shots", 1) for case in chosen}):
+            alike = [case for case in chosen if case.statics.get("shots", 1) == shots]
+            for num_tokens in rows:
+                case = _with_rows(alike, num_tokens)
+                yield spec.specialize_case(case), case
+
+
+def _with_rows(alike: Sequence[Case], num_tokens: int) -> Case:
+    """The case with the most similar number of rows, with this number of them."""
+    least = min(alike, key=lambda case: (abs(case.axes["num_tokens"] - num_tokens), -_width(case)))
+    owned = {"num_owned": -(-num_tokens // least.axes["world_size"])} if "num_owned" in least.axes else {}
+    split = row_split(least.axes["hidden_size"], num_tokens) if "hidden_size" in least.axes else {}
+    axes, statics = {**least.axes, "num_tokens": num_tokens, **owned}, {**least.statics, **split}
+    return replace(least, axes=axes, statics=statics)
 
 
 def _served(case: Case) -> bool:

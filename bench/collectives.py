@@ -47,7 +47,7 @@ def _run(given: Sequence[str], options: argparse.Namespace) -> tuple[list[dict[s
 
 def line(found: dict[str, Any]) -> str:
     """A case: whether it was right, and microseconds by who did it."""
-    name = f"{found['kernel']:<34} M={found['num_tokens']:<3}"
+    name = f"{found['kernel']:<47} M={found['num_tokens']:<3}"
     if found["problems"]:
         return "\n      ".join([f"WRONG {name}", *found["problems"]])
     times = "  ".join(f"{who} {us[0]:.2f} ({us[1]:.2f}-{us[2]:.2f})" for who, us in found.get("us", {}).items())

@@ -190,7 +190,8 @@ def run(options: argparse.Namespace, place: Place) -> Iterator[dict[str, Any]]:
         here = replace(place, replays=max(1, place.replays // fewer))
         rank = RankOfWorld(world, case, kernels[specialization.title()], here)
         found = {"case": f"{specialization.title()} num_tokens={case.axes['num_tokens']}", **rank.check()}
-        found |= {"kernel": specialization.name, "num_tokens": case.axes["num_tokens"]}
+        shots = " in two shots" if specialization.statics.get("shots") == 2 else ""
+        found |= {"kernel": f"{specialization.name}{shots}", "num_tokens": case.axes["num_tokens"]}
         if place.timed and not found["problems"]:
             found["us"] = rank.time(baselines(rank.world, rank.values, place.group, kernels))
         yield found

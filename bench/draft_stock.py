@@ -70,7 +70,7 @@ def gated_residual_rmsnorm(
 
 def allreduce_gated_residual_rmsnorm(partial: Tensor, *rest: Any, **statics: Any) -> None:
     """A copy in the place of the sum over ranks, then the boundary."""
-    _, _, _, _, stream, *others = rest
+    stream, *others = rest[2 + 2 * statics["shots"] :]  # behind an inbox and its peers for each shot, epochs, failure
     *tensors, _rank, _timeout, post_eps, eps = others
     gated_residual_rmsnorm(partial.clone(), stream, *tensors, post_eps, eps, **statics)
 

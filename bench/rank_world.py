@@ -38,7 +38,8 @@ class World:
     def tables(self) -> dict[str, str]:
         """The inbox of each table of peers."""
         inboxes: Sequence[str] = reference_module(self.specialization).INBOXES
-        return {name.replace("inbox", "peers"): name for name in inboxes}
+        present = {arg.name for arg in tensor_args(self.specialization)}
+        return {name.replace("inbox", "peers"): name for name in inboxes if name in present}
 
     @property
     def written(self) -> tuple[str, ...]:

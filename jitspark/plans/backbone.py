@@ -13,7 +13,7 @@ from jitspark.geometry import Backbone, Deployment
 from jitspark.plans import backbone_weights as weights
 from jitspark.plans.attention_launches import AttentionLaunches
 from jitspark.plans.builder import Given, Header, Keys, PlanBuilder
-from jitspark.plans.exchange_launches import exchange_control, exchange_memory, gather_columns
+from jitspark.plans.exchange_launches import exchange_of, gather_columns
 from jitspark.plans.expert_launches import ROWS_DTYPE, SCHEDULE, ExpertLaunches
 from jitspark.plans.plan import Kind, Plan, Stage
 from jitspark.spec import Specialization
@@ -239,10 +239,9 @@ class _Step:
             served = expert_combine_rmsnorm.serving(experts, 1, self.rows, ROWS_DTYPE)
             self.builder.launch(name, EXPERTS, served, given)
             return
-        given |= exchange_memory("combine", "row_") | exchange_memory("combine", "sum_") | exchange_control("combine")
         served = expert_reduce_rmsnorm_combine.serving(experts, self.tp, ROWS_DTYPE)
         owned = expert_reduce_rmsnorm_combine.owned_tokens(self.rows, self.tp)
-        self.builder.launch(name, EXCHANGE, served, given, num_owned=owned)
+        self.builder.launch(name, EXCHANGE, served, given | exchange_of(served, "combine"), num_owned=owned)
 
     def _project(self, layer: int, name: str, activation: str, out: str, tensor: str) -> None:
         """A dense weight, or (`_shard`) this rank's share of the rows of one that vLLM holds whole on every rank."""
@@ -263,8 +262,7 @@ class _Step:
 
     def _exchange_boundary(self, name: str, served: Specialization, given: Mapping[str, Given], exchange: str) -> None:
         """A boundary with an exchange in front of it; those of one kind share their memory."""
-        memory = {**exchange_memory(exchange), **exchange_control(exchange)}
-        self.builder.launch(name, EXCHANGE, served, {**given, **memory, **self._residual()})
+        self.builder.launch(name, EXCHANGE, served, {**given, **exchange_of(served, exchange), **self._residual()})
 
     def _residual(self) -> dict[str, Given]:
         return {"stream": "stream", "post_eps": self.backbone.norms.post_norm_eps, "eps": self.eps}

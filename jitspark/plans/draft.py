@@ -11,7 +11,7 @@ from jitspark.geometry import Deployment, Draft
 from jitspark.plans import backbone_weights as weights
 from jitspark.plans.attention_launches import AttentionLaunches
 from jitspark.plans.builder import Given, Header, Keys, PlanBuilder, Weight
-from jitspark.plans.exchange_launches import exchange_control, exchange_memory, gather_columns
+from jitspark.plans.exchange_launches import exchange_of, gather_columns
 from jitspark.plans.plan import Kind, Plan, Stage
 from jitspark.plans.plan import WeightSource as Source
 from kernel_specs.allreduce_gated_residual_rmsnorm import spec as allreduce_gated_residual_rmsnorm
@@ -244,6 +244,6 @@ class _Forward:
             served = gated_residual_rmsnorm.serving(self.draft.hidden_size, self.rows, boundary)
             self.builder.launch(name, NORM, served, {"branch": branch, **given})
             return
-        memory = exchange_memory(f"post_{kind}") | exchange_control(f"post_{kind}")
         served = allreduce_gated_residual_rmsnorm.serving(self.draft.hidden_size, self.rows, self.tp, boundary)
+        memory = exchange_of(served, f"post_{kind}")
         self.builder.launch(name, EXCHANGE, served, {"partial": branch, **given, **memory})

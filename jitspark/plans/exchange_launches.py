@@ -7,11 +7,13 @@ addresses are all its own exchanges with itself. `rank` and `timeout_us` are kno
 
 from jitspark.plans.builder import Given, Memory, PlanBuilder
 from jitspark.plans.plan import Kind
+from jitspark.spec import Specialization
 from kernel_specs.allgather_columns import spec as allgather_columns
 
 PART = "all_reduce"
 RANK, TIMEOUT = "rank", "timeout_us"
 FAILURE = "exchange.failure"
+INBOX = "inbox"  # how the names of inboxes end
 
 
 def exchange_memory(name: str, prefix: str = "") -> dict[str, Given]:
@@ -31,6 +33,13 @@ def exchange_control(name: str) -> dict[str, Given]:
         "rank": RANK,
         "timeout_us": TIMEOUT,
     }
+
+
+def exchange_of(served: Specialization, name: str) -> dict[str, Given]:
+    """All that the exchange of `served` asks for: the memory of each of its inboxes, and its control."""
+    inboxes = [arg.name for arg in served.args if arg.name.endswith(INBOX)]
+    memory = {key: each for inbox in inboxes for key, each in exchange_memory(name, inbox.removesuffix(INBOX)).items()}
+    return {**memory, **exchange_control(name)}
 
 
 def gather_columns(builder: PlanBuilder, name: str, exchange: str, shard: str, out: str, columns: int, tp: int) -> None:

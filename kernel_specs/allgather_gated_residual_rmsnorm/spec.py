@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from jitspark.spec import CONST, VAR, AtLeast, AtMost, Case, Divisible, KernelSpec, Scalar, Specialization, Tensor
 from jitspark.target import TARGETS
-from kernel_specs.allreduce_gated_residual_rmsnorm.spec import BOUNDARY, EXCHANGE, boundary_cases
+from kernel_specs.allreduce_gated_residual_rmsnorm.spec import BOUNDARY, CONTROL, PEERS, boundary_cases
 from kernel_specs.gated_residual_rmsnorm import spec as boundary_spec
 from kernel_specs.gated_residual_rmsnorm.spec import Boundary
 from kernel_specs.primitives.inbox import HALVES, WORLD_SIZES
@@ -56,7 +56,8 @@ SPEC = KernelSpec(
     args=(
         Tensor("shard", TOKENS_BY_SHARD, "bfloat16"),
         Tensor("inbox", ("world_size", HALVES, *TOKENS_BY_SHARD), "bfloat16", role="inout"),
-        *EXCHANGE[1:],
+        PEERS,
+        *CONTROL,
         *(arg for arg in BOUNDARY if isinstance(arg, Tensor)),
         Scalar("rank", "int32"),
         Scalar("timeout_us", "int32"),

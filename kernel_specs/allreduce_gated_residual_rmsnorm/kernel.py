@@ -1,6 +1,7 @@
 """CuTe DSL kernel for `allreduce_gated_residual_rmsnorm`: a cluster of CTAs per token, as in gated_residual_rmsnorm.
 
-A thread sends its columns of the partial row to every rank, then sums what arrives in its place from all of them.
+In one shot a thread sends its columns of the partial row to every rank, then sums what arrives in its place from all of
+them; `two_shot` has the other way.
 """
 
 from collections.abc import Callable
@@ -8,6 +9,7 @@ from collections.abc import Callable
 import cutlass
 from cutlass import cute
 
+from kernel_specs.allreduce_gated_residual_rmsnorm.two_shot import TwoShot
 from kernel_specs.primitives.exchange import (
     Inbox,
     await_packets,
@@ -27,7 +29,14 @@ COUNT = VECTOR // WIDTH  # packets of a thread: four columns of BF16 each
 
 
 def allreduce_gated_residual_rmsnorm(
-    hidden_size: int, world_size: int, threads: int, cluster: int, round_sum: bool, **statics
+    hidden_size: int,
+    shard_size: int,
+    world_size: int,
+    threads: int,
+    cluster: int,
+    round_sum: bool,
+    shots: int,
+    **statics,
 ) -> Callable[..., None]:
     """The host function of one specialization; its arguments are the specialization's, then the stream."""
     boundary = Boundary(hidden_size=hidden_size, threads=threads, cluster=cluster, **statics)
@@ -36,8 +45,12 @@ def allreduce_gated_residual_rmsnorm(
     @cute.kernel
     def device(
         partial: cute.Tensor,
-        inbox: cute.Tensor,
-        peers: cute.Tensor,
+        inbox: cute.Tensor | None,
+        peers: cute.Tensor | None,
+        row_inbox: cute.Tensor | None,
+        row_peers: cute.Tensor | None,
+        sum_inbox: cute.Tensor | None,
+        sum_peers: cute.Tensor | None,
         epochs: cute.Tensor,
         failure: cute.Tensor,
         stream: cute.Tensor,
@@ -54,8 +67,12 @@ def allreduce_gated_residual_rmsnorm(
         eps: cutlass.Float32,
     ) -> None:
         row = BoundaryRow(boundary, post_weight, alpha, beta, weight)
-        mail = Inbox(inbox, peers, rank, world_size, partial.shape[0], hidden_size // WIDTH)
-        targets = [mail.address_of(ahead) for ahead in range(world_size)]
+        if cutlass.const_expr(shots == 1):
+            mail = Inbox(inbox, peers, rank, world_size, partial.shape[0], hidden_size // WIDTH)
+            targets = [mail.address_of(ahead) for ahead in range(world_size)]
+        else:
+            inboxes = (row_inbox, row_peers, sum_inbox, sum_peers)
+            exchange = TwoShot(row, inboxes, rank, partial.shape[0], world_size, shard_size)
         counter = row.token * EPOCH_COLUMNS + row.part
         cute.arch.griddepcontrol_wait()
         cute.arch.griddepcontrol_launch_dependents()
@@ -64,24 +81,30 @@ def allreduce_gated_residual_rmsnorm(
         limit = limit_of(failure, timeout_us)
         words = cute.recast_tensor(partial[row.token, None], cutlass.Int64)
         own = [full(words[vector], "bfloat16") for vector in row.mine]
-        mail.open(epoch)
-        for ahead in cutlass.range_constexpr(world_size):
-            slot = (ahead + 1) % world_size  # this rank's own inbox last: others wait longer
-            for i in cutlass.range_constexpr(COUNT):
-                send(mail.place(targets[slot], slot, row.token, row.mine[i]), own[i])
+        if cutlass.const_expr(shots == 1):
+            mail.open(epoch)
+            for ahead in cutlass.range_constexpr(world_size):
+                slot = (ahead + 1) % world_size  # this rank's own inbox last: others wait longer
+                for i in cutlass.range_constexpr(COUNT):
+                    send(mail.place(targets[slot], slot, row.token, row.mine[i]), own[i])
+        else:
+            exchange.send_row(own, epoch)
         row.load_stream(stream)
 
-        packets = cute.make_rmem_tensor((arriving,), cutlass.Int64)
-        places = cute.make_rmem_tensor((arriving,), cutlass.Int64)
-        sources = cute.make_rmem_tensor((arriving,), cutlass.Int32)
-        for source in cutlass.range_constexpr(world_size):
-            for i in cutlass.range_constexpr(COUNT):
-                places[source * COUNT + i] = mail.place_from(source, row.token, row.mine[i])
-                sources[source * COUNT + i] = cutlass.Int32(source)
-        await_packets(packets, places, None, sources, arriving, limit, failure)
-        branch = values_of(packets, 0, COUNT, cutlass.BFloat16)
-        for source in cutlass.range_constexpr(1, world_size):
-            branch = branch + values_of(packets, source, COUNT, cutlass.BFloat16)
+        if cutlass.const_expr(shots == 1):
+            packets = cute.make_rmem_tensor((arriving,), cutlass.Int64)
+            places = cute.make_rmem_tensor((arriving,), cutlass.Int64)
+            sources = cute.make_rmem_tensor((arriving,), cutlass.Int32)
+            for source in cutlass.range_constexpr(world_size):
+                for i in cutlass.range_constexpr(COUNT):
+                    places[source * COUNT + i] = mail.place_from(source, row.token, row.mine[i])
+                    sources[source * COUNT + i] = cutlass.Int32(source)
+            await_packets(packets, places, None, sources, arriving, limit, failure)
+            branch = values_of(packets, 0, COUNT, cutlass.BFloat16)
+            for source in cutlass.range_constexpr(1, world_size):
+                branch = branch + values_of(packets, source, COUNT, cutlass.BFloat16)
+        else:
+            branch = exchange.branch(limit, failure)
         if cutlass.const_expr(round_sum):
             branch = round_bfloat16(branch)
         y = row.post_normed(branch, post_eps)
@@ -90,9 +113,13 @@ def allreduce_gated_residual_rmsnorm(
 
     @cute.jit
     def host(*arguments) -> None:  # which tensors exist depends on the statics, so the names are given here
-        exchange, tensors, scalars = arguments[:5], arguments[5:-5], arguments[-5:-1]
-        device(*exchange, *boundary.split(tensors), *scalars).launch(
-            grid=(arguments[0].shape[0] * cluster, 1, 1),
+        partial, *remaining = arguments[:-5]
+        inboxes = [remaining.pop(0) for _ in range(2 if shots == 1 else 4)]
+        inboxes = [*inboxes, *[None] * 4] if shots == 1 else [None, None, *inboxes]
+        epochs, failure, *tensors = remaining
+        scalars = arguments[-5:-1]
+        device(partial, *inboxes, epochs, failure, *boundary.split(tensors), *scalars).launch(
+            grid=(partial.shape[0] * cluster, 1, 1),
             block=(threads, 1, 1),
             cluster=(cluster, 1, 1) if cluster > 1 else None,
             stream=arguments[-1],

@@ -90,13 +90,14 @@ def draw_exchange(num_rows: int, columns: int, world_size: int, generator: torch
 def wiring(names: Mapping[str, str]) -> Callable[..., tuple[dict[str, Tensor], list[Tensor]]]:
     """What makes the tables of peers for a rank alone: its own inbox, and memory that nobody reads for the others'.
 
-    names: the inbox of each table. `wire(tensors, rank=)` returns the tables, and what must live as long as they do.
+    names: the inbox of each table; those that a specialization lacks are passed over. `wire(tensors, rank=)` returns
+    the tables, and what must live as long as they do.
     """
 
     def wire(tensors: Mapping[str, Tensor], *, rank: int, **_: float) -> tuple[dict[str, Tensor], list[Tensor]]:
         tables: dict[str, Tensor] = {}
         unread: list[Tensor] = []
-        for peers, inbox in names.items():
+        for peers, inbox in ((peers, inbox) for peers, inbox in names.items() if inbox in tensors):
             unread.append(torch.zeros_like(tensors[inbox], memory_format=torch.contiguous_format))
             addresses = [unread[-1].data_ptr()] * len(tensors[peers])
             addresses[rank] = tensors[inbox].data_ptr()

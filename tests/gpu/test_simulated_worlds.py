@@ -17,7 +17,9 @@ from jitspark.registry import load_spec  # noqa: E402
 
 SIZES, SEED, REPLAYS = (2, 4, 8), 5, 200
 CASES = [(name, case) for size in SIZES for name, case in chosen_cases(NAMES, size)]
-FIRST = list({(name, case.axes["world_size"]): (name, case) for name, case in reversed(CASES)}.values())
+FIRST = list(
+    {(name, case.axes["world_size"], case.statics.get("shots")): (name, case) for name, case in CASES}.values()
+)
 
 
 def title(value):

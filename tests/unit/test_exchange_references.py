@@ -31,10 +31,11 @@ def small_world(name, size=2, rounds=1, **statics):
 def boundary_of(world, branch):
     """The unfused boundary on a whole branch: stream and activation."""
     names = [arg.name for arg in world.specialization.args]
-    exchanged = {world.payload, "rank", "timeout_us", "inbox", "peers", "epochs", "failure"}
+    exchanged = {world.payload, "rank", "timeout_us", "epochs", "failure", *world.tables, *world.tables.values()}
     values = world.values(0, 0)
     given = [values[name] for name in names if name not in exchanged]
-    statics = {key: value for key, value in world.specialization.statics.items() if key != "round_sum"}
+    own = ("round_sum", "shots")
+    statics = {key: value for key, value in world.specialization.statics.items() if key not in own}
     gated_residual_rmsnorm(branch, *given, **statics)
     return {name: values[name] for name in world.written}
 
@@ -64,6 +65,40 @@ def test_all_reduce_is_the_boundary_of_the_sum_in_rank_order(rounded):
     got, want = world.expected(3, 0), boundary_of(world, total.bfloat16() if rounded else total)
 
     assert all(torch.equal(got[name], want[name]) for name in world.written)
+
+
+@pytest.mark.parametrize(("size", "rounded"), [(2, False), (4, False), (8, False), (8, True), (16, False)])
+def test_two_shots_give_the_bits_of_one(size, rounded):
+    world = small_world(REDUCE, size, shots=2, round_sum=rounded)
+    total = exchange.sum_in_rank_order(world.rounds[0])
+    want = boundary_of(world, total.bfloat16() if rounded else total)
+
+    for rank in (0, size - 1):
+        got = world.expected(rank, 0)
+
+        assert all(torch.equal(got[name], want[name]) for name in world.written)
+
+
+def test_each_column_is_summed_by_one_rank():
+    columns = reference_module(small_world(REDUCE, 4, shots=2).specialization).owned_columns(1024, 4, "cpu")
+
+    assert sorted(columns.flatten().tolist()) == list(range(1024))
+    assert columns[1, :128].tolist() == list(range(128, 256))
+
+
+def test_a_table_of_nothing_but_ones_own_address_brings_what_one_sends():
+    """As the kernel has it: what goes to the rank `ahead` places ahead lies in that slot of one's own inbox."""
+    world = small_world(REDUCE, 4, shots=2)
+    module = reference_module(world.specialization)
+    values = world.values(1, 0)
+    columns = module.owned_columns(values["partial"].shape[-1], 4, "cpu")
+
+    module.deliver_alone(values)
+
+    for ahead in range(1, 4):
+        sent = values["partial"][:, columns[(1 + ahead) % 4]]
+        assert same_bits(values["row_inbox"][ahead, 0], sent)
+        assert same_bits(values["sum_inbox"][ahead, 0], values["sum_inbox"][0, 0])
 
 
 def test_all_gather_is_the_boundary_of_the_whole_branch():
@@ -97,9 +132,11 @@ def test_expert_rows_are_summed_before_the_norm_and_combined(size):
     torch.testing.assert_close(got.double(), want.double(), rtol=2**-7, atol=4e-6)
 
 
-@pytest.mark.parametrize("name", [REDUCE, GATHER, COLUMNS, EXPERTS])
-def test_halves_alternate_and_are_left_empty(name):
-    world = small_world(name, 2, rounds=3)
+@pytest.mark.parametrize(
+    ("name", "statics"), [(REDUCE, {"shots": 1}), (REDUCE, {"shots": 2}), (GATHER, {}), (COLUMNS, {}), (EXPERTS, {})]
+)
+def test_halves_alternate_and_are_left_empty(name, statics):
+    world = small_world(name, 2, rounds=3, **statics)
     module = reference_module(world.specialization)
     values = world.values(1, 0)
     for number, every in enumerate(world.rounds):
