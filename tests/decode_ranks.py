@@ -1,11 +1,15 @@
 """Ranks as processes that run a decode step by its references, each with its shares of one set of weights, over gloo.
 
-    python tests/decode_ranks.py RANK SIZE FOLDER
+    python tests/decode_ranks.py EXCHANGES RANK SIZE FOLDER
 
-Writes FOLDER/RANK.pt: the outputs of this rank.
+EXCHANGES: "references", or "gathered": a gather, and then what stands for the exchange's kernel (its reference, which
+sends as the kernel does). Writes FOLDER/RANK.pt: the outputs of this rank.
 """
 
+import importlib
 import sys
+from functools import partial
+from types import SimpleNamespace
 
 import msgspec
 import rank_processes
@@ -14,9 +18,13 @@ import torch
 from jitspark.checking.plan_arguments import random_step, random_weights
 from jitspark.geometry import deployment
 from jitspark.plans.backbone import decode_plan
-from jitspark.plans.binding import local_memory
+from jitspark.plans.binding import Binding, SymmetricMemory, local_memory
+from jitspark.plans.bound_plan import BoundPlan, operation_call
 from jitspark.plans.plan import Kind
 from jitspark.plans.reference_executor import ReferenceExecutor
+from jitspark.registry import kernel_names, load_spec, resolve
+from jitspark.runtime.distributed_exchanges import gathered_first
+from kernel_specs.expert_combine_rmsnorm.reference import expert_combine_rmsnorm
 
 LENGTHS = (40, 72, 8)  # of requests
 SEED = 5
@@ -70,8 +78,8 @@ def segments(name, rows):
     return [rows // 2, rows // 2] if "w13" in name or "gate_up" in name else [rows]
 
 
-def run(rank, size, gather=None):
-    """The outputs of a rank's step."""
+def run(rank, size, gather=None, *, exchanges="references"):
+    """The outputs of a rank's step, and what it leaves in the inboxes."""
     plan = plan_of(size)
     weights, step = drawn()
     shapes = {buffer.name: buffer.shape for buffer in plan.buffers}
@@ -82,20 +90,58 @@ def run(rank, size, gather=None):
         if buffer.kind in (Kind.WEIGHT, Kind.INPUT, Kind.KV_CACHE)
     }
     numbers = {"rank": rank, "timeout_us": 0} if size > 1 else {}
-    symmetric = local_memory(plan, "cpu") if size > 1 else None
-    executor = ReferenceExecutor(plan, bound, "cpu", gather=gather, numbers=numbers, symmetric=symmetric)
+    if exchanges == "gathered":
+        executor = gathered(plan, rank, numbers, gather)
+        executor.bind(bound)
+    else:
+        symmetric = local_memory(plan, "cpu") if size > 1 else None
+        executor = ReferenceExecutor(plan, bound, "cpu", gather=gather, numbers=numbers, symmetric=symmetric)
     executor.run()
+    left = {name: each for name, each in executor.tensors.items() if name.endswith("inbox")}
+    assert not any(bool(each.any()) for each in left.values()), "the next exchange but one would find it"
     return {name: each.clone() for name, each in executor.outputs.items()}
 
 
-def run_ranks(folder, size):
+def gathered(plan, rank, numbers, gather):
+    """The plan as an executor has it over torch.distributed, with references for kernels."""
+    memory, addresses = torch.zeros(plan.symmetric_bytes, dtype=torch.uint8), [0] * plan.tp
+    addresses[rank] = memory.data_ptr()
+    binding = Binding(plan, "cpu", numbers=numbers, symmetric=SymmetricMemory(memory, tuple(addresses)))
+    instead = gathered_first(plan, served(plan.tp), Combining(), gather)
+    calls = {each.name: instead(each, own_part(plan, each)) for each in plan.launches}
+    return BoundPlan(binding, calls)
+
+
+def own_part(plan, launch):
+    """The reference of a launch that finds the other ranks' packets in its inbox."""
+    if launch.operation not in kernel_names():
+        return operation_call(plan, launch, {})
+    path, name = resolve(launch.operation, load_spec(launch.operation).reference)
+    return partial(getattr(importlib.import_module(path), name), **launch.statics)
+
+
+class Combining(dict):
+    """Kernels that combine partial rows, whichever is asked for."""
+
+    def __contains__(self, key):
+        return key.kernel == "expert_combine_rmsnorm"
+
+    def __getitem__(self, key):
+        return SimpleNamespace(function=expert_combine_rmsnorm)
+
+
+def run_ranks(folder, size, exchanges):
     """What each rank ended with, in rank order."""
-    return rank_processes.run_ranks(__file__, folder, size)
+    return rank_processes.run_ranks(__file__, folder, size, exchanges)
 
 
-def main(rank, size, folder):
-    rank_processes.write_answer(lambda group: run(rank, size, group.gather), rank, size, folder)
+def main(exchanges, rank, size, folder):
+    def work(group):
+        gather = group.gather if exchanges == "references" else group.gather_in_stream
+        return run(rank, size, gather, exchanges=exchanges)
+
+    rank_processes.write_answer(work, rank, size, folder)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])

@@ -2,9 +2,12 @@
 
     python tests/exchange_ranks.py TASK RANK SIZE FOLDER
 
-TASK: exchanges, unequal_plans or unmappable. Writes FOLDER/RANK.pt: outputs by operation, or an error's class and text.
+TASK: a function of this module. Writes FOLDER/RANK.pt: outputs by operation, an error's class and text, or what a rank
+was given.
 """
 
+import contextlib
+import logging
 import sys
 
 import rank_processes
@@ -50,12 +53,55 @@ def unequal_plans(group, _):
 
 
 def unmappable(group, _):
+    return asked(group, plans_for(group.size, 8), map_memory=barred(group))
+
+
+def unmappable_auto(group, _):
+    return given(group, exchanges="auto", map_memory=barred(group))
+
+
+def told(group, _):
+    def map_memory(*_):
+        raise AssertionError("there was no need to")
+
+    return given(group, exchanges="torch_distributed", map_memory=map_memory)
+
+
+def unlike_choices(group, _):
+    return asked(group, plans_for(group.size, 8), exchanges="auto" if group.rank else "torch_distributed")
+
+
+def barred(group):
+    """Maps on all ranks but 1."""
+
     def map_memory(num_bytes, _, device):
         if group.rank == 1:
             raise RuntimeError("no way to rank 0")
         return torch.zeros(num_bytes, dtype=torch.uint8, device=device), (0,) * group.size
 
-    return asked(group, plans_for(group.size, 8), map_memory=map_memory)
+    return map_memory
+
+
+def given(group, **options):
+    """What a rank got: its warnings, its own place among the addresses, and what a gather brings."""
+    (plan,) = plans_for(group.size, 8)
+    with warnings_kept() as said:
+        memory = exchange_memory([plan], group, "cpu", (1, 2), **options)
+    region = memory.of(plan)
+    own = [rank for rank, address in enumerate(region.addresses) if address == region.local.data_ptr()]
+    region.local.fill_(1)
+    apart = min(abs(each - region.local.data_ptr()) for rank, each in enumerate(region.addresses) if rank not in own)
+    gathered = memory.gather(torch.tensor([group.rank, 7])).tolist()
+    return {"said": said, "own": own, "apart": apart >= plan.symmetric_bytes, "gathered": gathered}
+
+
+@contextlib.contextmanager
+def warnings_kept():
+    kept = []
+    handler = logging.Handler()
+    handler.emit = lambda record: kept.append(record.getMessage())
+    logging.getLogger("jitspark").addHandler(handler)
+    yield kept
 
 
 def plans_for(size, rows):

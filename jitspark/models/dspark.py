@@ -21,6 +21,7 @@ from vllm.platforms import current_platform
 
 from jitspark.geometry import DEFAULT_GEOMETRY, deployment
 from jitspark.runtime import LATENCY_SPECIALIZED, decode_backend, draft_config, options, unsupported
+from jitspark.runtime.parts import CUTE
 
 if TYPE_CHECKING:
     from vllm.v1.worker.gpu.spec_decode.dspark.speculator import DSparkSpeculator
@@ -50,7 +51,8 @@ class MuseSparkDSparkModel(stock.MuseSparkDSparkModel):  # type: ignore[misc] # 
             from jitspark.runtime.markov import VocabParallelMarkovHead
 
             _check_sizes(vllm_config)
-            parts["DSparkMarkovHead"] = VocabParallelMarkovHead
+            if _samples(vllm_config):
+                parts["DSparkMarkovHead"] = VocabParallelMarkovHead
         with _bound(stock, parts):
             super().__init__(vllm_config=vllm_config, start_layer_id=start_layer_id, prefix=prefix)
         self.specialized_decode = specialized
@@ -94,7 +96,7 @@ class MuseSparkDSparkForCausalLM(stock.MuseSparkDSparkForCausalLM):  # type: ign
             super().__init__(vllm_config=vllm_config, prefix=prefix)
         # Built by the first call of the loop: only then are lm_head shared and the sampling state known.
         self._markov_sampler: MarkovSampler | None = None
-        if not self.model.specialized_decode:
+        if not self.model.specialized_decode or not _samples(vllm_config):
             return
         if getattr(self.config, "dspark_draft_topk", None) is not None:
             raise ValueError(
@@ -138,17 +140,26 @@ class MuseSparkDSparkForCausalLM(stock.MuseSparkDSparkForCausalLM):  # type: ign
             )
         if not self.model.specialized_decode:
             return
+        from jitspark.models.worker import may_give_up, ranks
         from jitspark.runtime.draft import build_draft_decode
+        from jitspark.runtime.fallback import attempted
 
         # load_weights has done both, dummy weights have had neither
         self.model._build_fused_kv_buffers()  # noqa: SLF001 - vLLM's own step between weights and context rows
         materialize_residual_path_constants(self.model)
-        self.model.specialized_draft = build_draft_decode(self.model, self.model._compilation_mode)  # noqa: SLF001
+        model = self.model
+        model.specialized_draft = attempted(
+            lambda: build_draft_decode(model, model._compilation_mode),  # noqa: SLF001
+            ranks(),
+            "the draft's plans",
+            "draft layers",
+            may_give_up=may_give_up(model.vllm_config),
+        )
 
     def _sample_sequential_fused(
         self, speculator: "DSparkSpeculator", num_reqs: int, head_hidden: torch.Tensor
     ) -> bool:
-        """The speculator's `sample_sequential` hook: all proposals of `num_reqs` requests. Always True: done."""
+        """The speculator's `sample_sequential` hook: all proposals of `num_reqs` requests. False: not mine."""
         sampler = self._markov_sampler
         if sampler is None:
             sampler = self._markov_sampler = self._build_markov_sampler(speculator)
@@ -157,8 +168,7 @@ class MuseSparkDSparkForCausalLM(stock.MuseSparkDSparkForCausalLM):  # type: ign
         state = {name: getattr(speculator, name) for name in SAMPLING_STATE}
         anchors = speculator._anchor_idx  # noqa: SLF001 - the hook's contract in 0.33.0
         ids = speculator.input_buffers.input_ids
-        sampler.sample(num_reqs, head_hidden, input_ids=ids, anchor_idx=anchors, draft_logits=cache, **state)
-        return True
+        return sampler.sample(num_reqs, head_hidden, input_ids=ids, anchor_idx=anchors, draft_logits=cache, **state)
 
     def _build_markov_sampler(self, speculator: "DSparkSpeculator") -> "MarkovSampler":
         adaptive = speculator.use_confidence_head, speculator.use_acceptance_estimator
@@ -208,6 +218,11 @@ def _uses_specialized_decode(vllm_config: VllmConfig) -> bool:
         return False
     fallen_back = options.from_vllm_config(vllm_config).on_error == options.STOCK and unsupported(vllm_config)
     return not fallen_back
+
+
+def _samples(vllm_config: VllmConfig) -> bool:
+    """Whether a draft of the specialized decode has our sampling loop: unless that part is left to stock."""
+    return options.from_vllm_config(vllm_config).provider("markov_sampling") == CUTE
 
 
 def _use_column_parallel_fc(enabled: bool, hidden_size: int, tp_size: int) -> bool:  # noqa: FBT001 - called by place

@@ -1,5 +1,6 @@
 """What a vLLM worker brings to the decode runtime: its ranks, its device, its model's layers."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from jitspark.runtime import AUTO, options, specialized_decode_config
 from jitspark.runtime.backbone import BackboneDecode
 from jitspark.runtime.backbone_tensors import routed_experts
 from jitspark.runtime.expert_tp import ExpertShares
+from jitspark.runtime.fallback import attempted
 from jitspark.runtime.prepared import Prepared, device_target, on_all_ranks, prepare
 from jitspark.runtime.ranks import RankGroup
 from jitspark.runtime.symmetric_memory import exchange_memory
@@ -59,27 +61,63 @@ def asked_of_us(vllm_config: VllmConfig) -> bool:
     return False
 
 
-def take_experts(model: Any, prepared: Prepared) -> ExpertShares:
+def take_experts(model: Any, prepared: Prepared, vllm_config: VllmConfig) -> ExpertShares:
     """The shares of the model's routed experts, to be taken while vLLM loads it."""
     layers = routed_experts(model)
-    shares = ExpertShares(prepared.deployment.backbone.experts, sorted(layers), ranks())
+    shares = ExpertShares(
+        prepared.deployment.backbone.experts, sorted(layers), ranks(), may_give_up=may_give_up(vllm_config)
+    )
     shares.tap(layers)
     return shares
 
 
-def bind_backbone(model: Any, vllm_config: VllmConfig, device: torch.device) -> BackboneDecode:
-    """The decode of a loaded model, on all ranks. Raises what keeps this rank from it, or RankError."""
-    group, prepared = ranks(), model.prepared
-    exchanges = None
-    if group.size > 1:
-        exchanges = exchange_memory(prepared.plans, group, device, prepared.deployment.backbone.tp_sizes)
-    with group.together("binding the backbone's plans"):
-        return BackboneDecode(
-            model,
-            prepared,
-            model.expert_shares,
-            device,
-            max_model_len=vllm_config.model_config.max_model_len,
-            exchanges=exchanges,
-            rank=group.rank,
-        )
+def may_give_up(vllm_config: VllmConfig) -> bool:
+    """Whether stock is to run where the specialized decode cannot (`on_error`)."""
+    return options.from_vllm_config(vllm_config).on_error == options.STOCK
+
+
+def attempt(part: Callable[[], None], vllm_config: VllmConfig, step: str) -> bool:
+    """A part of the start on all ranks; False, on all of them, where stock is to run since one cannot.
+
+    Otherwise raises this rank's own error, or RankError with that of another one.
+    """
+    group = ranks()
+
+    def work() -> bool:
+        with group.together(step):
+            part()
+        return True
+
+    return attempted(work, group, step, "decode", may_give_up=may_give_up(vllm_config)) is True
+
+
+def bind_backbone(model: Any, vllm_config: VllmConfig, device: torch.device) -> BackboneDecode | None:
+    """The decode of a loaded model, on all ranks. Raises what keeps this rank from it, or RankError.
+
+    None, on all ranks, where stock is to run since one of them cannot, now or when it took the experts.
+    """
+    group, prepared, shares = ranks(), model.prepared, model.expert_shares
+    if shares.given_up:
+        return None
+    chosen = options.from_vllm_config(vllm_config)
+
+    def work() -> BackboneDecode:
+        exchanges = None
+        if group.size > 1:
+            sizes = prepared.deployment.backbone.tp_sizes
+            exchanges = exchange_memory(prepared.plans, group, device, sizes, exchanges=chosen.exchanges)
+        with group.together("binding the backbone's plans"):
+            return BackboneDecode(
+                model,
+                prepared,
+                shares,
+                device,
+                max_model_len=vllm_config.model_config.max_model_len,
+                exchanges=exchanges,
+                rank=group.rank,
+            )
+
+    made = attempted(work, group, "binding the backbone", "backbone", may_give_up=may_give_up(vllm_config))
+    if made is None:
+        shares.drop()
+    return made

@@ -33,7 +33,8 @@ class Executor(BoundPlan):
     them, or later. operations: those of other providers. numbers: the scalars that the plan leaves open, such as
     `rank`. arena: memory to share with executors that never run at the same time, `plan.workspace_bytes` of uint8 at
     least. outputs: memory for outputs that the caller wants in a place of its own. max_context: the most tokens of a
-    request; position tables and block tables must hold as many.
+    request; position tables and block tables must hold as many. instead: what serves a launch in the place of its
+    kernel, given both.
 
     Raises BindingError for whatever does not fit, MissingEntriesError for a kernel that is not there, TargetError for
     a plan of another GPU architecture. A failed constructor has launched nothing.
@@ -52,8 +53,9 @@ class Executor(BoundPlan):
         outputs: Tensors | None = None,
         symmetric: SymmetricMemory | None = None,
         max_context: int | None = None,
+        instead: Callable[[Launch, Call], Call] = lambda _, kernel: kernel,
     ) -> None:
-        calls = {launch.name: _call(plan, launch, kernels, operations or {}) for launch in plan.launches}
+        calls = {each.name: instead(each, _call(plan, each, kernels, operations or {})) for each in plan.launches}
         signatures = _signatures(plan, kernels)
         binding = Binding(plan, device, signatures=signatures, numbers=numbers, arena=arena, symmetric=symmetric)
         _check_device(plan, binding.device)

@@ -18,6 +18,7 @@ from jitspark.plans.plan import Kind, Plan
 from jitspark.plans.reference_executor import ReferenceExecutor
 from jitspark.runtime import backbone_tensors
 from jitspark.runtime.activity import StepCounter
+from jitspark.runtime.distributed_exchanges import gathered_first
 from jitspark.runtime.expert_tp import ExpertShares
 from jitspark.runtime.logits import Logits
 from jitspark.runtime.prepared import Prepared
@@ -185,13 +186,18 @@ class _Binder:
         names = [buffer.name for buffer in plan.buffers if buffer.kind is Kind.WEIGHT]
         weights = {name: self._weights[name] for name in names}
         given: dict[str, Any] = {"arena": self._arena, "outputs": outputs}
+        gather = None
         if self._exchanges is not None and plan.symmetric_bytes:
+            gather = self._exchanges.gather
             given |= {"symmetric": self._exchanges.of(plan), "numbers": self._exchanges.numbers}
         operations: dict[tuple[str, str], Callable[..., object]] = {("torch", "copy_embeddings"): self._copy_embeddings}
         if self._device.type == "cpu":
-            return ReferenceExecutor(plan, weights, self._device, operations=operations, **given)
+            return ReferenceExecutor(plan, weights, self._device, operations=operations, gather=gather, **given)
         operations = {**provider_operations([plan], self._device), **operations}
-        return Executor(plan, self._prepared.kernels, weights, self._device, operations=operations, **given)
+        kernels = self._prepared.kernels
+        if gather is not None:
+            given["instead"] = gathered_first(plan, self._prepared.deployment, kernels, gather)
+        return Executor(plan, kernels, weights, self._device, operations=operations, **given)
 
 
 class _Outputs:

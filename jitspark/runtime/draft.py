@@ -17,6 +17,7 @@ from vllm.forward_context import get_forward_context, is_forward_context_availab
 
 from jitspark.cache.loader import Kernel
 from jitspark.errors import UsageError
+from jitspark.geometry import Deployment
 from jitspark.key import Key
 from jitspark.plans.binding import Tensors, local_memory
 from jitspark.plans.bound_plan import BoundPlan
@@ -24,6 +25,7 @@ from jitspark.plans.executor import Executor
 from jitspark.plans.plan import Kind, Plan
 from jitspark.plans.reference_executor import ReferenceExecutor
 from jitspark.runtime import draft_tensors, options
+from jitspark.runtime.distributed_exchanges import gathered_first
 from jitspark.runtime.draft_plans import DraftPlans, make_plans
 from jitspark.runtime.kernel_loading import load_kernels
 from jitspark.runtime.parts import CUTE
@@ -158,7 +160,9 @@ def build_draft_decode(model: Any, compilation_mode: Any) -> DraftDecode | None:
         weights = draft_tensors.weights(plans.every, model)
     with ranks.together("draft kernels"):
         kernels = _kernels(model, plans, device)
-    made = _bound(model, plans, _Binder(kernels, weights, device, ranks, _exchange(plans, ranks, device)))
+    exchanges = options.from_vllm_config(model.vllm_config).exchanges
+    binder = _Binder(plans.deployment, kernels, weights, device, ranks, _exchange(plans, ranks, device, exchanges))
+    made = _bound(model, plans, binder)
     launches = [len(next(iter(each.values())).launches) for each in (plans.forward, plans.context)]
     logger.info("draft: %d row counts, %d launches each, %d for context rows", len(plans.forward), *launches)
     return made
@@ -191,17 +195,18 @@ def _kernels(model: Any, plans: DraftPlans, device: torch.device) -> Mapping[Key
     return load_kernels(plans.every, options.settings_for(model.vllm_config), command)
 
 
-def _exchange(plans: DraftPlans, ranks: RankGroup, device: torch.device) -> ExchangeMemory | None:
+def _exchange(plans: DraftPlans, ranks: RankGroup, device: torch.device, exchanges: str) -> ExchangeMemory | None:
     """What the ranks exchange through, in the forwards and behind fc; on CPUs they send each other messages."""
     if ranks.size == 1 or device.type == "cpu":
         return None
-    return exchange_memory(plans.exchanging, ranks, device, plans.deployment.backbone.tp_sizes)
+    return exchange_memory(plans.exchanging, ranks, device, plans.deployment.backbone.tp_sizes, exchanges=exchanges)
 
 
 @dataclass(frozen=True, slots=True)
 class _Binder:
     """Makes executors of plans over the same weights."""
 
+    deployment: Deployment
     kernels: Mapping[Key, Kernel]
     weights: Tensors
     device: torch.device
@@ -213,6 +218,8 @@ class _Binder:
         given: dict[str, Any] = {"arena": arena, "outputs": outputs}
         if self.exchange is not None and plan.symmetric_bytes:
             given |= {"symmetric": self.exchange.of(plan), "numbers": self.exchange.numbers}
+            if self.exchange.gather is not None:
+                given["instead"] = gathered_first(plan, self.deployment, self.kernels, self.exchange.gather)
         mine = {name: self.weights[name] for name in names}
         if self.device.type == "cpu":
             given |= {

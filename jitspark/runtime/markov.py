@@ -18,10 +18,9 @@ from vllm.model_executor.models.utils import maybe_prefix
 from jitspark.errors import UsageError
 from jitspark.geometry import MAX_REQUESTS
 from jitspark.plans.bound_plan import BoundPlan
-from jitspark.runtime.markov_launches import bound_plans
+from jitspark.runtime.markov_launches import SamplingWatch, bound_plans
 from jitspark.runtime.markov_reference import ReferenceLoop
 from jitspark.runtime.ranks import RankGroup
-from jitspark.runtime.silence import WordWatch
 
 REFUSAL = "The Muse Spark specialized decode runs the fused DSpark Markov loop, which does not run here: "
 
@@ -93,7 +92,7 @@ class MarkovSampler:
         self._num_steps, self._max_requests = num_steps, max_requests
         self._dtype: torch.dtype = model.lm_head.weight.dtype
         self._loops: Mapping[int, Callable[..., None]] = {}
-        self._watch: WordWatch[int] | None = None  # by number of requests, as the loops
+        self._watch: SamplingWatch | None = None  # by number of requests, as the loops
         if model.lm_head.weight.device.type == "cuda":
             plans, self._watch = bound_plans(model, num_steps, max_requests, ranks)
             self._loops = {requests: _run_of(plan) for requests, plan in plans.items()}
@@ -114,8 +113,10 @@ class MarkovSampler:
         temperature: torch.Tensor,
         draft_tokens: torch.Tensor,
         draft_logits: torch.Tensor,
-    ) -> None:
+    ) -> bool:
         """Fill draft_tokens[:num_reqs] int64 and the rows of draft_logits that live requests own.
+
+        False, with nothing done, where vLLM's own loop must run: without memory that all ranks map.
 
         head_hidden: [rows, hidden]; row sample_indices[r * num_steps + j] is what request r's step j is sampled from.
         sample_idx_mapping, sample_pos: int64, per such sample: the request's state (-1: none, its logits are not
@@ -123,6 +124,8 @@ class MarkovSampler:
         temperature: per state; temperature 0 takes the largest logit. Never synchronises on a GPU: a launch that gave
         up waiting for its own CTAs or another rank is told of later, by `silence.require_all_heard`.
         """
+        if not self._loops:
+            return False
         steps = self._num_steps
         for first in range(0, num_reqs, self._max_requests):
             requests = min(num_reqs - first, self._max_requests)
@@ -141,6 +144,7 @@ class MarkovSampler:
             self._loops[requests](**step)
             if self._watch is not None:
                 self._watch.note(requests)
+        return True
 
 
 def _run_of(plan: BoundPlan) -> Callable[..., None]:

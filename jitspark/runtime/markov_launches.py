@@ -18,15 +18,16 @@ from jitspark.runtime.draft_plans import own_target
 from jitspark.runtime.kernel_loading import load_kernels
 from jitspark.runtime.ranks import RankGroup
 from jitspark.runtime.silence import WordWatch
-from jitspark.runtime.symmetric_memory import exchange_memory
+from jitspark.runtime.symmetric_memory import ExchangeMemory, SilentRankWatch, exchange_memory
 from kernel_specs.markov_gumbel_sampling.tiling import STUCK, Tiling, choose
 
 
 def bound_plans(
     model: Any, num_steps: int, max_requests: int, ranks: RankGroup
-) -> tuple[Mapping[int, BoundPlan], WordWatch[int]]:
+) -> "tuple[Mapping[int, BoundPlan], SamplingWatch | None]":
     """An executor for each number of requests, and the watch on their launches by the same numbers.
 
+    None at all where ranks exchange over torch.distributed, which a launch of all steps cannot do in its midst.
     Raises UsageError for sizes that the geometry has not; TargetError for a GPU that cannot hold all CTAs at once;
     RankError for ranks that cannot map each other's memory; and what loading kernels raises.
     """
@@ -36,10 +37,14 @@ def bound_plans(
     _require_multiprocessors(device, tiling)
     target = own_target(device)
     plans = _plans(model, served, target, max_requests)
+    config, every = model.model.vllm_config, tuple(plans.values())
+    chosen = options.from_vllm_config(config).exchanges
+    peers = exchange_memory(every, ranks, device, served.backbone.tp_sizes, exchanges=chosen)
+    if peers.gather is not None:
+        return {}, None
     command = f"jitspark warm --geometry {served.backbone.name} --tp {ranks.size} --target {target}"
-    kernels = load_kernels(tuple(plans.values()), options.settings_for(model.model.vllm_config), command)
-    arena = torch.zeros(max(plan.workspace_bytes for plan in plans.values()), dtype=torch.uint8, device=device)
-    peers = exchange_memory(tuple(plans.values()), ranks, device, served.backbone.tp_sizes)
+    kernels = load_kernels(every, options.settings_for(config), command)
+    arena = torch.zeros(max(plan.workspace_bytes for plan in every), dtype=torch.uint8, device=device)
     numbers = {FIRST_TOKEN: model.lm_head.shard_indices.org_vocab_start_index, **peers.numbers}
     made, memories = {}, {}
     for requests, plan in plans.items():
@@ -48,7 +53,26 @@ def bound_plans(
         tensors = _weights(model) | {"exchange": memories[requests]}
         symmetric = peers.of(plan) if ranks.size > 1 else None
         made[requests] = Executor(plan, kernels, tensors, device, numbers=numbers, arena=arena, symmetric=symmetric)
-    return made, progress_watch(memories, ranks.rank, ranks.size)
+    return made, SamplingWatch(plans, peers, memories)
+
+
+class SamplingWatch:
+    """The words of the loop's launches, by number of requests: `note(requests)` behind each of them.
+
+    The loop itself knows only that somebody never came; the gather behind it waits too, and says who. So its word is
+    looked at first.
+    """
+
+    def __init__(self, plans: Mapping[int, Plan], peers: ExchangeMemory, memories: Mapping[int, torch.Tensor]) -> None:
+        self._plans = dict(plans)
+        self._gathers = SilentRankWatch(tuple(plans.values()), peers) if peers.size > 1 else None
+        self._progress = progress_watch(memories, peers.rank, peers.size)
+
+    def note(self, requests: int) -> None:
+        """Copy the words of the last launch to the host, on the current stream."""
+        if self._gathers is not None:
+            self._gathers.note(self._plans[requests])
+        self._progress.note(requests)
 
 
 def progress_watch(memories: Mapping[int, torch.Tensor], rank: int, size: int) -> WordWatch[int]:

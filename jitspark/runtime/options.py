@@ -18,6 +18,7 @@ from jitspark.target import TARGETS
 SECTION = 'additional_config["jitspark"]'
 RAISE, STOCK = "raise", "stock"
 VLLM, JITSPARK = "vllm", "jitspark"
+AUTO_EXCHANGES, SYMMETRIC_MEMORY, TORCH_DISTRIBUTED = "auto", "symmetric_memory", "torch_distributed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,7 @@ class Options:
     providers: (part, provider) of the parts that are not left to `cute`.
     on_error: "raise" ends the start-up of a deployment that cannot be served, "stock" warns and runs stock.
     implementation: whose specialized decode runs where vLLM brings one too; "vllm" is vLLM's own.
+    exchanges: what ranks exchange through; "auto" is memory that they map, and torch.distributed where they cannot.
     settings: (field, value) of those fields of `Settings` that the deployment fixes.
     """
 
@@ -37,6 +39,7 @@ class Options:
     providers: tuple[tuple[str, str], ...] = ()
     on_error: str = RAISE
     implementation: str = VLLM
+    exchanges: str = AUTO_EXCHANGES
     settings: tuple[tuple[str, Any], ...] = ()
 
     def provider(self, part: str) -> str:
@@ -157,6 +160,7 @@ _OPTIONS: Mapping[str, Callable[[str, Any], Any]] = {
     "providers": _providers,
     "on_error": _choice(RAISE, STOCK),
     "implementation": _choice(VLLM, JITSPARK),
+    "exchanges": _choice(AUTO_EXCHANGES, SYMMETRIC_MEMORY, TORCH_DISTRIBUTED),
 }
 # field by field what `Settings` holds, and what the environment variables accept
 _SETTINGS: Mapping[str, Callable[[str, Any], Any]] = {

@@ -23,7 +23,7 @@ from types import MappingProxyType
 from typing import Any
 
 from jitspark.runtime import flashinfer_ops
-from jitspark.runtime.options import Options, from_vllm_config
+from jitspark.runtime.options import TORCH_DISTRIBUTED, Options, from_vllm_config
 from jitspark.runtime.parts import CHOICES, CUTE, FLASHINFER, PARTS, STOCK
 
 Requirement = Callable[[Any, Options], str | None]
@@ -83,9 +83,10 @@ def _context_length(vllm_config: Any, options: Options) -> str | None:
     return f"context lengths above {limit}" if vllm_config.model_config.max_model_len > limit else None
 
 
-def _peer_memory(vllm_config: Any, _: Options) -> str | None:
+def _peer_memory(vllm_config: Any, options: Options) -> str | None:
     parallel = vllm_config.parallel_config
-    refused = getattr(parallel, "disable_custom_all_reduce", False) and parallel.tensor_parallel_size > 1
+    needed = parallel.tensor_parallel_size > 1 and options.exchanges != TORCH_DISTRIBUTED
+    refused = needed and getattr(parallel, "disable_custom_all_reduce", False)
     return "all-reduce backends without peer memory (disable_custom_all_reduce)" if refused else None
 
 

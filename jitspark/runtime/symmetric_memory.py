@@ -1,8 +1,8 @@
 """Memory that all ranks of a TP group map: one allocation for all plans' exchanges, each with a region of its own.
 
-Owns the regions, the check before the first exchange that all ranks have the same plans, and which word a plan tells of
-a silent rank in. Refuses other world sizes than the plans', ranks with other plans, and GPUs that cannot map each
-other's memory. Torch only.
+Owns the regions, the check before the first exchange that all ranks have the same plans, whether they exchange through
+this memory or over torch.distributed, and which word a plan tells of a silent rank in. Refuses other world sizes than
+the plans', ranks with other plans, and GPUs that cannot map each other's memory where they must. Torch only.
 """
 
 import hashlib
@@ -15,11 +15,13 @@ from typing import Any
 import torch
 
 from jitspark.errors import GeometryError, RankError
+from jitspark.notice import say_once
 from jitspark.peer_memory import map_peers, unmappable
 from jitspark.plans.binding import SymmetricMemory
 from jitspark.plans.format import to_bytes
 from jitspark.plans.plan import Kind, Plan
 from jitspark.runtime.device_memory import wait_for
+from jitspark.runtime.options import AUTO_EXCHANGES, SYMMETRIC_MEMORY, TORCH_DISTRIBUTED
 from jitspark.runtime.ranks import RankGroup
 from jitspark.runtime.silence import WordWatch
 
@@ -29,6 +31,7 @@ FAILURE = "failure"  # the argument of an exchange that holds the word
 REGION_ALIGN = 4096
 STEP = "memory for exchanges"
 
+Gather = Callable[[torch.Tensor], torch.Tensor]  # this rank's tensor -> every rank's, [world, ...] in rank order
 # As `peer_memory.map_peers`
 Map = Callable[[int, Any, torch.device], tuple[torch.Tensor, tuple[int, ...]]]
 
@@ -37,13 +40,16 @@ Map = Callable[[int, Any, torch.device], tuple[torch.Tensor, tuple[int, ...]]]
 class ExchangeMemory:
     """Every plan's region, by the plan's digest, and what its launches must be bound with.
 
-    Regions are never shared: another plan has another layout, and another count of launches.
+    Regions are never shared: another plan has another layout, and another count of launches. gather: over
+    torch.distributed, where that is what brings the other ranks' packets into this rank's region
+    (`distributed_exchanges`); None where all ranks map the regions.
     """
 
     rank: int
     size: int
     regions: Mapping[str, SymmetricMemory]
     timeout_us: int = TIMEOUT_US
+    gather: Gather | None = None
 
     def of(self, plan: Plan) -> SymmetricMemory:
         return self.regions[digest_of(plan)]
@@ -60,30 +66,38 @@ def exchange_memory(
     device: torch.device | str,
     tp_sizes: Sequence[int],
     *,
+    exchanges: str = SYMMETRIC_MEMORY,
     timeout_us: int = TIMEOUT_US,
     map_memory: Map | None = None,
 ) -> ExchangeMemory:
     """Regions for `plans`, mapped by all ranks of `group`, zero; a collective call, which returns on all or on none.
 
-    tp_sizes: those that the geometry allows. Raises GeometryError for a world of another size, and RankError, on all
-    ranks, for unequal plans and for GPUs that cannot map each other's memory.
+    tp_sizes: those that the geometry allows. exchanges: the option of that name; "auto" warns once, on all ranks, where
+    one cannot map, and takes torch.distributed. Raises GeometryError for a world of another size, and RankError, on all
+    ranks, for unequal plans and for GPUs that cannot map each other's memory and are told to.
     """
     device = torch.empty(0, device=device).device
     digests = [digest_of(plan) for plan in plans]
-    with group.together(STEP, hashlib.sha256("".join(digests).encode()).hexdigest()[:16]):
+    with group.together(STEP, hashlib.sha256("".join([*digests, exchanges]).encode()).hexdigest()[:16]):
         _require_size(plans, group, tp_sizes)
     ends = list(accumulate(-(-plan.symmetric_bytes // REGION_ALIGN) * REGION_ALIGN for plan in plans))
-    total = ends[-1] if ends else 0
-    chosen = map_memory or (map_peers if group.size > 1 else own_memory)
-    memory, addresses = _mapped(max(total, REGION_ALIGN), group, device, chosen)
+    total = max(ends[-1] if ends else 0, REGION_ALIGN)
+    alone = group.size == 1
+    mapped = None
+    if alone or exchanges != TORCH_DISTRIBUTED:
+        mapped = _mapped(total, group, device, map_memory or (own_memory if alone else map_peers), exchanges)
+    memory, addresses = mapped or _unmapped(total, group, device)
     with group.together("empty inboxes"):  # nobody sends before all of them are
         memory.zero_()
+        if mapped is None:
+            group.gather_in_stream(memory[:1])  # makes the connections, which no capture could
         wait_for(device)
     regions = {
         digest: SymmetricMemory(memory[start:end], tuple(address + start for address in addresses))
         for digest, start, end in zip(digests, [0, *ends], ends, strict=False)
     }
-    return ExchangeMemory(group.rank, group.size, regions, timeout_us)
+    gather = None if mapped else group.gather_in_stream
+    return ExchangeMemory(group.rank, group.size, regions, timeout_us, gather)
 
 
 def own_memory(num_bytes: int, _: Any, device: torch.device) -> tuple[torch.Tensor, tuple[int, ...]]:
@@ -140,8 +154,9 @@ def _word(plan: Plan, memory: SymmetricMemory) -> torch.Tensor | None:
 
 
 def _mapped(
-    num_bytes: int, group: RankGroup, device: torch.device, map_memory: Map
-) -> tuple[torch.Tensor, tuple[int, ...]]:
+    num_bytes: int, group: RankGroup, device: torch.device, map_memory: Map, exchanges: str
+) -> tuple[torch.Tensor, tuple[int, ...]] | None:
+    """Memory that all ranks map; None, on all of them, where one cannot and `exchanges` leaves the choice."""
     alone = group.size == 1 or device.type != "cuda"
     found = None if alone else unmappable(group.rank, group.gather, device)
     made = None
@@ -154,12 +169,26 @@ def _mapped(
     if made is not None and not failed:
         return made
     rank, reason = next(iter(failed.items()))
+    if exchanges == AUTO_EXCHANGES:
+        say_once(
+            f"The ranks exchange over torch.distributed, which takes longer, and vLLM samples the draft's tokens: rank "
+            f"{rank} cannot map the others' memory: {reason}"
+        )
+        return None
     raise RankError(
         where=f"rank {group.rank} of {group.size}, {STEP}",
         found=f"on rank {rank}: {reason}",
         needed="GPUs that map each other's memory, over NVLink or PCIe",
-        remedy="Use such GPUs, or run vLLM's own decode (decode_backend auto): no step of several ranks does without.",
+        remedy='Use such GPUs, leave the exchanges to torch.distributed (exchanges "auto"), or run vLLM\'s own decode.',
     )
+
+
+def _unmapped(num_bytes: int, group: RankGroup, device: torch.device) -> tuple[torch.Tensor, tuple[int, ...]]:
+    """This rank's own memory, and behind it memory that nobody reads, in the place of every other rank's."""
+    memory = torch.zeros(2 * num_bytes, dtype=torch.uint8, device=device)
+    addresses = [memory.data_ptr() + num_bytes] * group.size
+    addresses[group.rank] = memory.data_ptr()
+    return memory, tuple(addresses)
 
 
 def _require_size(plans: Sequence[Plan], group: RankGroup, tp_sizes: Sequence[int]) -> None:

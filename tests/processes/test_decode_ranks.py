@@ -14,11 +14,13 @@ OF_SIZE = 0.01
 FLIPPED, OF_A_FLIP = 2, 0.3
 
 
-@pytest.mark.parametrize("size", [2, 4, 8])
-def test_ranks_end_alike_and_as_a_rank_alone(tmp_path, size):
+@pytest.mark.parametrize(
+    ("size", "exchanges"), [(2, "references"), (4, "references"), (8, "references"), (2, "gathered"), (4, "gathered")]
+)
+def test_ranks_end_alike_and_as_a_rank_alone(tmp_path, size, exchanges):
     alone = run(0, 1)
 
-    first, *others = run_ranks(tmp_path, size)
+    first, *others = run_ranks(tmp_path, size, exchanges)
 
     for other in others:
         assert all(torch.equal(first[name].view(torch.uint8), other[name].view(torch.uint8)) for name in alone)

@@ -33,3 +33,21 @@ def test_a_peer_that_cannot_be_mapped_ends_all_ranks_with_its_reason(tmp_path):
 
     assert [kind for kind, _ in found] == ["RankError", "RankError"]
     assert all("no way to rank 0" in text for _, text in found)
+
+
+@pytest.mark.parametrize(("task", "warned"), [("unmappable_auto", 1), ("told", 0)])
+def test_ranks_that_cannot_map_a_peer_or_are_told_not_to_exchange_over_torch_distributed(tmp_path, task, warned):
+    found = run_ranks(task, tmp_path, 2)
+
+    for rank, each in enumerate(found):
+        assert len(each["said"]) == warned
+        assert all("torch.distributed" in text and "no way to rank 0" in text for text in each["said"])
+        assert each["own"] == [rank]
+        assert each["apart"], "what a kernel sends to another rank must not come to its own"
+        assert each["gathered"] == [[0, 7], [1, 7]]
+
+
+def test_ranks_with_other_choices_are_refused_on_all_of_them(tmp_path):
+    found = run_ranks("unlike_choices", tmp_path, 2)
+
+    assert [kind for kind, _ in found] == ["RankError", "RankError"]

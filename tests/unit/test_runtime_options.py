@@ -64,6 +64,7 @@ def test_every_option_is_read():
             "geometry": "tiny",
             "providers": {"router": "stock", "attention": "flashinfer"},
             "on_error": "stock",
+            "exchanges": "torch_distributed",
             "compile": "never",
             "cache_path": ["/a", "/b"],
         }
@@ -74,6 +75,7 @@ def test_every_option_is_read():
         geometry="tiny",
         providers=(("attention", "flashinfer"), ("router", "stock")),
         on_error="stock",
+        exchanges="torch_distributed",
         settings=(("cache_path", (Path("/a"), Path("/b"))), ("compile", "never")),
     )
 
@@ -178,6 +180,16 @@ def test_stock_exchanges_for_one_rank_only(deployment, monkeypatch):
 
     assert several == "the stock provider for all_reduce above TP 1"
     assert PROVIDERS["all_reduce", "stock"].requirements(deployment.config) is None
+
+
+@pytest.mark.parametrize(
+    ("exchanges", "served"), [("auto", False), ("symmetric_memory", False), ("torch_distributed", True)]
+)
+def test_exchanges_over_torch_distributed_need_no_peer_memory(deployment, monkeypatch, exchanges, served):
+    put(monkeypatch, deployment, {"config.parallel_config.disable_custom_all_reduce": True})
+    ask(deployment, exchanges=exchanges)
+
+    assert (unsupported(deployment.config) is None) is served
 
 
 @pytest.mark.parametrize("part", [part for part in PARTS if part != "all_reduce"])

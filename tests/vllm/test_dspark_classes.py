@@ -175,6 +175,18 @@ def test_the_transform_and_its_parameters_agree(build):
     torch.testing.assert_close(model.apply_output_logit_transform(logits), wanted, rtol=1e-6, atol=1e-6)
 
 
+def test_a_draft_whose_sampling_is_left_to_stock_has_stocks_head_and_no_hook(build, weights):
+    from vllm.model_executor.models.qwen3_dspark import DSparkMarkovHead
+
+    options = {**SPECIALIZED["jitspark"], "providers": {"markov_sampling": "stock"}}
+
+    model = build({**SPECIALIZED, "jitspark": options}, weights)
+
+    assert type(model.model.markov_head) is DSparkMarkovHead
+    assert not hasattr(model, "sample_sequential")
+    assert model.model.specialized_draft is not None
+
+
 def test_weights_are_not_loaded_twice_under_the_specialized_decode(build, weights):
     model = build(SPECIALIZED, weights)
 
@@ -283,11 +295,16 @@ def test_the_sampler_is_built_by_the_first_call_and_called_by_each(build, weight
     from jitspark.runtime import markov
 
     model, built, sampled = build(SPECIALIZED, weights), [], []
-    sampler = SimpleNamespace(sample=lambda *given, **named: sampled.append((given, named)))
+
+    def sample(*given, **named):
+        sampled.append((given, named))
+        return len(sampled) == 1
+
+    sampler = SimpleNamespace(sample=sample)
     monkeypatch.setattr(markov, "build_markov_sampler", lambda *given, **named: built.append((given, named)) or sampler)
     one = speculator(sample_pos="positions", _anchor_idx="anchors")
 
-    assert [model.sample_sequential(one, requests, "hidden") for requests in (4, 2)] == [True, True]
+    assert [model.sample_sequential(one, requests, "hidden") for requests in (4, 2)] == [True, False]
     assert [given for given, _ in built] == [(model,)]
     assert built[0][1] == {
         "draft_logits": one.draft_logits,
