@@ -4,8 +4,8 @@
 
 TASK: path, experts (fields), layers, ranks, and where wanted maker (a module whose `join`, `empty_layer` and `load`
 take the place of those here), sharded (how vLLM shares experts: "ep" or "tp"), staging_bytes (or one for each rank),
-patience, free_bytes, lacks (a tensor the checkpoint does not have), fault. Prints a line of JSON per rank: what
-differs, seconds, and memory in bytes (`extra`: the peak beside what stays).
+patience, free_bytes, lacks (a tensor the checkpoint does not have), may_give_up, fault. Prints a line of JSON per rank:
+what differs, seconds, and memory in bytes (`extra`: the peak beside what stays).
 """
 
 import importlib
@@ -107,6 +107,7 @@ def run(task, rank, maker):
     options = {"staging_bytes": task["staging_bytes"]} if "staging_bytes" in task else {}
     if isinstance(task.get("staging_bytes"), list):
         options["staging_bytes"] = task["staging_bytes"][rank]
+    options["may_give_up"] = task.get("may_give_up", False)
     if "free_bytes" in task:
         options["free_bytes"] = lambda _: task["free_bytes"][rank]
     shares = expert_tp.ExpertShares(experts, task["layers"], group, **options)
@@ -127,7 +128,9 @@ def run(task, rank, maker):
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak starts here
     for layer in layers.values():
         layer.quant_method.process_weights_after_loading(layer)
-    shares.finish()
+    if not shares.finish():
+        stock = [index for index, layer in layers.items() if not layer.w2_weight.view(torch.uint8).any()]
+        return {"given_up": True, "stock": stock, "held": len(shares._held)}
     seconds, peak = time.monotonic() - began, memory("VmHWM")
     held = sum(tensor.nbytes for index in task["layers"] for tensor in shares.tensors(index).values())
     wrong = {

@@ -4,12 +4,15 @@ vLLM makes it once the weights of backbone and draft are final and before it pro
 allocation of the KV caches. Everything else is vLLM's default state.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 from vllm.config import VllmConfig
 from vllm.v1.worker.gpu.model_states.default import DefaultModelState
+
+from jitspark.models.worker import attempt
 
 
 class MuseSparkDecodeState(DefaultModelState):  # type: ignore[misc] # vLLM is seen as Any
@@ -23,7 +26,7 @@ class MuseSparkDecodeState(DefaultModelState):  # type: ignore[misc] # vLLM is s
         """Bind the KV caches: first the small ones of memory profiling, then the real ones."""
         super().initialize_kv_cache(kv_cache_config, block_tables)
         if self.decode is not None:
-            self.decode.bind_kv_caches()
+            self._attempt("binding the KV caches", self.decode.bind_kv_caches)
 
     def prepare_attn(
         self, input_batch: Any, cudagraph_mode: Any, *args: Any, for_capture: bool = False, **kwargs: Any
@@ -45,4 +48,10 @@ class MuseSparkDecodeState(DefaultModelState):  # type: ignore[misc] # vLLM is s
         """The backbone's graphs are captured by now: say which of them run plans."""
         super().capture_inner_cudagraphs(*args, **kwargs)
         if self.decode is not None:
-            self.decode.captured()
+            self._attempt("capturing graphs", self.decode.captured)
+
+    def _attempt(self, step: str, part: Callable[[], None]) -> None:
+        """On all ranks: raises where one cannot, or leaves the decode to stock where the deployment says so."""
+        if not attempt(part, self.vllm_config, step):
+            self.decode = None
+            self.model.run_stock()

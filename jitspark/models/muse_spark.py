@@ -33,19 +33,29 @@ class MuseSparkForConditionalGeneration(StockModel):  # type: ignore[misc] # vLL
         from jitspark.models.worker import take_experts
 
         super().__init__(vllm_config=vllm_config, prefix=prefix)
-        self.expert_shares = take_experts(self, self.prepared)
+        self.expert_shares = take_experts(self, self.prepared, vllm_config)
         self.specialized: Any = None
+        self._asked = vllm_config.additional_config
 
     def process_weights_after_loading(self) -> None:
-        """All experts are taken by now, on all ranks."""
-        self.expert_shares.finish()
+        """All experts are taken by now, on all ranks, or were given up by all of them."""
+        if not self.expert_shares.finish():
+            self._asked["decode_backend"] = AUTO  # the draft is built from the same config later
 
     def bind_decode(self, vllm_config: VllmConfig, device: torch.device) -> Any:
-        """Bind the plans to the weights that were loaded, and take over from now on. Returns the decode."""
+        """Bind the plans to the weights that were loaded, and take over from now on. Returns the decode.
+
+        None where stock runs instead (`on_error`).
+        """
         from jitspark.models.worker import bind_backbone
 
         self.specialized = bind_backbone(self, vllm_config, device)
         return self.specialized
+
+    def run_stock(self) -> None:
+        """From now on every forward is vLLM's own, and the memory of the plans is given back."""
+        self.specialized = None
+        self.expert_shares.drop()
 
     def get_model_state_cls(self) -> type:
         """The hook by which vLLM's runner gets our state."""

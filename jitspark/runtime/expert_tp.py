@@ -22,6 +22,7 @@ from jitspark.errors import WeightsError
 from jitspark.runtime import device_memory, expert_sources
 from jitspark.runtime.expert_forms import BFLOAT16, ExpertSizes, Form, carved, form_of
 from jitspark.runtime.expert_sources import Source
+from jitspark.runtime.fallback import attempted
 from jitspark.runtime.ranks import RankGroup
 
 if TYPE_CHECKING:  # a geometry is anything with these fields: the library that reads one need not be installed
@@ -39,6 +40,7 @@ class ExpertShares:
 
     experts: the geometry's. layers: the indices of all layers that will be taken, in vLLM's order of post-processing.
     reserve_bytes: what must stay free on the device beside all this. free_bytes: asks a device for its free memory.
+    may_give_up: where a rank cannot take a layer, all of them take none, and vLLM loads as if nobody had asked.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class ExpertShares:
         staging_bytes: int = STAGING_BYTES,
         reserve_bytes: int = 0,
         free_bytes: Callable[[torch.device], int] = device_memory.free_bytes,
+        may_give_up: bool = False,
     ) -> None:
         self._ranks = ranks
         self._sizes = ExpertSizes.of(experts, ranks.size)
@@ -58,6 +61,8 @@ class ExpertShares:
         self._staging_bytes = staging_bytes
         self._reserve_bytes = reserve_bytes
         self._free_bytes = free_bytes
+        self._may_give_up = may_give_up
+        self.given_up = False
         self._held: dict[int, dict[str, Tensor]] = {}
 
     def tap(self, layers: Mapping[int, Any]) -> None:
@@ -90,8 +95,29 @@ class ExpertShares:
         self._write_scales(where, source, held)
         self._held[index] = held
 
-    def finish(self) -> None:
-        """All layers are taken, on all ranks. Raises WeightsError for one that vLLM did not post-process, RankError."""
+    def finish(self) -> bool:
+        """All layers are taken, on all ranks; False where they were given up.
+
+        Raises WeightsError for one that vLLM did not post-process, RankError.
+        """
+        if not self.given_up:
+            self._attempt("routed experts: all taken", self._finish)
+        return not self.given_up
+
+    def drop(self) -> None:
+        """Give them up, and the memory that they have on the device."""
+        self.given_up = True
+        self._held.clear()
+
+    def _attempt(self, step: str, part: Callable[[], None]) -> None:
+        def done() -> bool:
+            part()
+            return True
+
+        if not attempted(done, self._ranks, step, "decode", may_give_up=self._may_give_up):
+            self.drop()
+
+    def _finish(self) -> None:
         with self._ranks.together("routed experts: all taken", self._digest()):
             missing = sorted(set(self._dtypes) - set(self._held))
             if missing:
@@ -111,7 +137,11 @@ class ExpertShares:
         stock = method.process_weights_after_loading
 
         def taken_first(given: Any) -> None:
-            self.take(index, given)
+            if not self.given_up:
+                self._attempt(f"layer {index}, routed experts", lambda: self.take(index, given))
+            if self.given_up:
+                stock(given)  # nobody waits for a word any more
+                return
             with self._ranks.telling(f"layer {index}, routed experts: vLLM's own order"):
                 stock(given)
 

@@ -114,3 +114,33 @@ class TestOneRankFails:
 
         assert {rank["error"] for rank in said} <= {"RankError", "WeightsError"}
         assert all("no w2_weight_scale from the checkpoint" in rank["found"] for rank in said)
+
+
+class TestStockMayRunInstead:
+    """`on_error: "stock"`: all ranks give their shares up, or all end."""
+
+    @pytest.mark.parametrize(
+        "reason", [{"free_bytes": [1 << 40, 100 * MIB]}, {"lacks": "w2_weight_scale"}], ids=["memory", "scales"]
+    )
+    def test_and_all_of_them_leave_every_layer_to_it(self, tmp_path, checkpoint, reason):
+        said = recut(tmp_path, checkpoint, ranks=2, may_give_up=True, **reason)
+
+        assert [(rank["given_up"], rank["stock"], rank["held"]) for rank in said] == [(True, LAYERS, 0)] * 2, said
+        assert max(rank["after"] for rank in said) < 20
+
+    def test_but_not_for_a_failure_that_nobody_has_thought_of(self, tmp_path, checkpoint):
+        said = recut(tmp_path, checkpoint, ranks=4, may_give_up=True, fault={"rank": 2, "how": "raise", "at": 2})
+
+        assert [rank["error"] for rank in said] == ["RankError", "RankError", "RuntimeError", "RankError"]
+        assert all("the allocator has no more memory" in rank["found"] for rank in said)
+        assert max(rank["after"] for rank in said) < 20
+
+    def test_nor_for_a_rank_that_dies(self, tmp_path, checkpoint):
+        said = recut(tmp_path, checkpoint, ranks=4, may_give_up=True, fault={"rank": 1, "how": "die", "at": 2})
+
+        assert [(rank["rank"], rank["error"]) for rank in said] == [
+            (0, "RankError"),
+            (2, "RankError"),
+            (3, "RankError"),
+        ]
+        assert all("no word from rank 1" in rank["found"] for rank in said)

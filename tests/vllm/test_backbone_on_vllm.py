@@ -267,6 +267,52 @@ class TestTheState:
         with pytest.raises(BindingError, match="kv_cache"):
             state.initialize_kv_cache(SimpleNamespace(), SimpleNamespace())
 
+    @pytest.fixture
+    def stock_instead(self, built, monkeypatch):
+        """`on_error: "stock"`, and what becomes of the experts' shares: they stay for the other tests."""
+        monkeypatch.setitem(built.config.additional_config["jitspark"], "on_error", "stock")
+        shares = built.model.expert_shares
+        stand_in = SimpleNamespace(given_up=False, tensors=shares.tensors, finish=lambda: True, dropped=[])
+        stand_in.drop = lambda: stand_in.dropped.append(True)
+        monkeypatch.setattr(built.model, "expert_shares", stand_in)
+        return stand_in
+
+    def test_a_cache_that_does_not_fit_leaves_the_steps_to_stock_where_that_is_chosen(
+        self, built, stock_instead, state, caplog
+    ):
+        built.model.model.layers[0].self_attn.attn.kv_cache = torch.zeros(8, 2, 32, 128, dtype=torch.bfloat16)
+
+        state.initialize_kv_cache(SimpleNamespace(), SimpleNamespace())
+
+        assert state.decode is None and built.model.specialized is None and stock_instead.dropped == [True]
+        assert "Muse Spark runs vLLM's own decode (on_error): rank 0: " in caplog.text and "kv_cache" in caplog.text
+        state.capture_inner_cudagraphs(None, None, None, None)  # nothing of ours is left to be asked
+
+    def test_graphs_that_no_plan_serves_are_stock_s_where_that_is_chosen(self, built, stock_instead, state):
+        state.capture_inner_cudagraphs(None, None, None, None)
+
+        assert state.decode is None and built.model.specialized is None and stock_instead.dropped == [True]
+
+    def test_plans_that_do_not_fit_the_weights_are_not_bound_where_stock_is_chosen(
+        self, built, stock_instead, monkeypatch, caplog
+    ):
+        monkeypatch.setattr(built.model.model, "aux_hidden_state_layers", (1, 2))
+
+        assert built.model.bind_decode(built.config, torch.device(CPU)) is None
+        assert stock_instead.dropped == [True]
+        assert "Muse Spark runs vLLM's own backbone (on_error): rank 0: the draft's target_layer_ids" in caplog.text
+
+    def test_experts_that_were_given_up_leave_the_draft_to_stock_too(self, built, stock_instead, monkeypatch):
+        from jitspark.runtime import decode_backend
+
+        monkeypatch.setitem(built.config.additional_config, "decode_backend", "latency_specialized")
+        stock_instead.finish, stock_instead.given_up = (lambda: False), True
+
+        built.model.process_weights_after_loading()
+
+        assert decode_backend(built.config) == "auto"
+        assert built.model.bind_decode(built.config, torch.device(CPU)) is None
+
     @pytest.mark.usefixtures("stock_attention")
     def test_captures_are_known_and_steps_are_counted(self, state, caplog):
         caplog.set_level("INFO", "jitspark")
