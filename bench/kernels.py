@@ -87,7 +87,7 @@ def _run(options: argparse.Namespace) -> int:
         manifest = packed_cache.read_manifest(root)
         chosen, parts = _chosen(manifest, target, options), _chosen_parts(manifest, options)
         needed = [*chosen, *(launch for part in parts for launch in part["launches"].values())]
-        kernels = load_kernels(root, [measure.specialization_of(launch) for launch in needed], target)
+        kernels = load_kernels(root, [packed_cache.specialization_of(launch) for launch in needed], target)
     about = machine.description(options.commit)
     rate = read_rate()
     recipes = {launch["recipe"] for launch in needed}
@@ -157,14 +157,14 @@ def _chosen_parts(manifest: Mapping[str, Any], options: argparse.Namespace) -> l
 
 
 def _measure(run: _Run, launch: Mapping[str, Any]) -> None:
-    kernel = run.kernels[recipe_of(measure.specialization_of(launch), run.target).key].function
+    kernel = run.kernels[recipe_of(packed_cache.specialization_of(launch), run.target).key].function
     run.found.append(measure.measure(launch, kernel, run.rate, run.generator, run.options.replays))
     print(f"{measure.line(run.found[-1])}{run.clock()}", flush=True)
 
 
 def _measure_part(run: _Run, part: Mapping[str, Any]) -> None:
     by_role = {
-        role: run.kernels[recipe_of(measure.specialization_of(launch), run.target).key].function
+        role: run.kernels[recipe_of(packed_cache.specialization_of(launch), run.target).key].function
         for role, launch in part["launches"].items()
     }
     made = BUILD[part["kind"]](part, by_role, run.generator)

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 
 from bench.baselines import Baseline, baselines
-from bench.measure import OURS, Measured, specialization_of
+from bench.measure import OURS, Measured
+from bench.packed_cache import specialization_of
 from bench.timing import chain, time_chains
 from bench.workload import build, rotation_bytes
 

@@ -9,12 +9,12 @@ import io
 import json
 import sys
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bench.packed_cache import MANIFEST
+from bench.packed_cache import MANIFEST, specialization_of
 from bench.parts import launches
 from bench.resources import resources
 from bench.step_parts import step_parts
@@ -43,19 +43,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    measured = [(options.geometry, tp) for tp in options.tp]
-    asked = [
-        s for name, tp in (*measured, *TINY) for s in specializations(deployment(name, tp), options.kernel or None)
-    ]
-    wanted = _each_once(wanted_for([*_cases(options.kernel), *asked], [options.target]))
-    settings = replace(from_environment(), **({"cache_dir": options.cache_dir} if options.cache_dir else {}))
-    entries = build_all(wanted, settings)
+    measured = [] if options.only == "check" else [(options.geometry, tp) for tp in options.tp]
     listed = [
         launch
         for name, tp in measured
         for launch in launches(name, deployment(name, tp), options.target, TOKEN_COUNTS, options.kernel or None)
     ]
     parts = [] if options.kernel else _parts(options, measured)
+    wanted = _each_once(wanted_for(_specializations(options, measured, listed, parts), [options.target]))
+    settings = replace(from_environment(), **({"cache_dir": options.cache_dir} if options.cache_dir else {}))
+    entries = build_all(wanted, settings)
     manifest = {
         "format": 2,
         "target": options.target,
@@ -67,6 +64,23 @@ def _run(options: argparse.Namespace) -> int:
     write_pack(options.out, entries, json.dumps(manifest, indent=1, sort_keys=True).encode())
     print(f"{options.out}: {len(entries)} entries, {len(listed)} launches, {options.out.stat().st_size / 1e6:.1f} MB")
     return 0
+
+
+def _specializations(
+    options: argparse.Namespace,
+    measured: Sequence[tuple[str, int]],
+    listed: Sequence[Mapping[str, Any]],
+    parts: Sequence[Mapping[str, Any]],
+) -> list[Specialization]:
+    """What is checked, what is measured, or all that deployments ask for besides."""
+    if options.only == "check":
+        return _cases(options.kernel)
+    if options.only == "bench":
+        needed = [*listed, *(launch for part in parts for launch in part["launches"].values())]
+        return [specialization_of(launch) for launch in needed]
+    places = (*measured, *TINY)
+    asked = [s for name, tp in places for s in specializations(deployment(name, tp), options.kernel or None)]
+    return [*_cases(options.kernel), *asked]
 
 
 def _parts(options: argparse.Namespace, measured: Sequence[tuple[str, int]]) -> list[dict[str, Any]]:
@@ -140,6 +154,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--geometry", default="muse_spark_open")
     parser.add_argument("--tp", type=int, nargs="+", default=[8], help="TP sizes to measure (default: 8)")
     parser.add_argument("--kernel", action="append", default=[], help="only this kernel; may be repeated")
+    parser.add_argument("--only", choices=("check", "bench"), help="a smaller pack: what one of the two commands needs")
     parser.add_argument("--cache-dir", type=Path, help="where to compile into (default: the usual cache)")
     return parser
 

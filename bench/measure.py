@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from bench.baselines import Baseline, baselines
+from bench.packed_cache import specialization_of
 from bench.timing import Timing, chain, launches_for, time_chains
 from bench.workload import TOKEN_SETS, Values, Workload, build, copied, rotation_bytes
 from jitspark.checking.arguments import reference_function, tensor_args
 from jitspark.checking.compare import Comparison, compare
-from jitspark.registry import load_spec
 from jitspark.spec import Case, Specialization
 
 OURS = "jitspark"
@@ -57,12 +57,6 @@ class Measured:
     def to_json(self) -> dict[str, Any]:
         """All of it, and the floor at a fixed rate, so that runs with different measured floors can be compared."""
         return {**asdict(self), "floor_us_at_4_42_tb_per_s": self.moved_bytes / FIXED_RATE}
-
-
-def specialization_of(launch: Mapping[str, Any]) -> Specialization:
-    spec = load_spec(launch["kernel"])
-    consts = {name: size for name, size in launch["axes"].items() if spec.axes[name].value == "const"}
-    return spec.specialize(axes=consts, dtypes=launch["dtypes"], statics=launch["statics"])
 
 
 def measure(

@@ -4,12 +4,14 @@ import argparse
 import contextlib
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from jitspark.checking.packed import unpack
 from jitspark.errors import PackError
+from jitspark.registry import load_spec
+from jitspark.spec import CONST, Specialization
 
 MANIFEST = "manifest.json"
 
@@ -42,3 +44,10 @@ def read_manifest(root: Path) -> dict[str, Any]:
             remedy="Make the pack with bin/make-gpu-pack.",
         ) from None
     return manifest
+
+
+def specialization_of(launch: Mapping[str, Any]) -> Specialization:
+    """What a launch of the manifest runs."""
+    spec = load_spec(launch["kernel"])
+    consts = {name: size for name, size in launch["axes"].items() if spec.axes[name] is CONST}
+    return spec.specialize(axes=consts, dtypes=launch["dtypes"], statics=launch["statics"])

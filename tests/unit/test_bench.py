@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 from bench import measure, table, workload  # noqa: E402
 from bench.baselines import Baseline  # noqa: E402
 from bench.check import every_case  # noqa: E402
+from bench.packed_cache import specialization_of  # noqa: E402
 from bench.parts import launches, measured  # noqa: E402
 from jitspark.checking.arguments import reference_function  # noqa: E402
 from jitspark.checking.packed import load_kernels, unpack  # noqa: E402
@@ -105,7 +106,7 @@ def test_each_token_count_is_served_once_by_the_tightest_specialization(name):
     assert len(seen) == len(set(seen)), "two launches of one name"
     assert {num_tokens for _, num_tokens, _ in seen} == {8, 64}
     for entry in listed:
-        assert measure.specialization_of(entry) in asked
+        assert specialization_of(entry) in asked
 
 
 def result(median=2.0, wrong=None):
