@@ -48,7 +48,8 @@ class Binding:
     """Tensors and numbers for every argument of a plan's launches.
 
     `signatures` are those of the launches that kernels of ours serve, by launch name; the others are held against the
-    plan alone. `numbers` gives the scalars that the plan leaves open, `sizes` the sizes that no tensor shows.
+    plan alone. `numbers` gives the scalars that the plan leaves open, `sizes` the sizes that no tensor shows. A
+    rank that is none of the plan's is refused at once: kernels store by it.
     """
 
     def __init__(
@@ -76,6 +77,8 @@ class Binding:
         self._given_arena = arena
         self.arena: torch.Tensor | None = None
         self.tensors: dict[str, torch.Tensor] = {}
+        if plan.tp > 1 and self._numbers.get("rank", 0) not in range(plan.tp):
+            raise self._error("rank", repr(self._numbers["rank"]), f"one from 0 to {plan.tp - 1}")
 
     def bind(self, tensors: Tensors, check: Callable[[Mapping[str, int]], None] | None = None) -> tuple[Launch, ...]:
         """Put these tensors in the places of the buffers that they are named after, and return the launches touched.

@@ -228,6 +228,14 @@ def test_a_number_that_nobody_gives_is_missed_before_anything_changes():
     assert not bound.tensors
 
 
+@pytest.mark.parametrize("rank", [-1, 2, 0.5])
+def test_a_rank_that_the_plan_has_not_is_refused(rank):
+    plan = plan_of(tp=2)
+
+    with pytest.raises(BindingError, match=r"rank: found .*; needed one from 0 to 1"):
+        Binding(plan, "cpu", symmetric=local_memory(plan, "cpu"), numbers={"rank": rank, "timeout_us": 1})
+
+
 def test_what_ranks_exchange_needs_memory_that_they_map_and_numbers():
     plan, tensors = plan_of(tp=2), drawn_for_two_ranks()
     options = {"signatures": signatures_of(tp=2), "numbers": {"rank": 1, "timeout_us": 5}}
