@@ -82,7 +82,9 @@ class FakeKernel:
     def __init__(self, key):
         spec = {"args": [], "constraints": []}
         recipe = {"spec": spec, "axes": {}, "statics": {}, "dtypes": {}}
-        self.entry = type("Entry", (), {"key": key, "record": type("Record", (), {"recipe": recipe})})
+        self.entry = type(
+            "Entry", (), {"key": key, "record": type("Record", (), {"recipe": recipe, "kernel": key.kernel})}
+        )
         self.function = None
 
 
