@@ -48,8 +48,7 @@ class Binding:
     """Tensors and numbers for every argument of a plan's launches.
 
     `signatures` are those of the launches that kernels of ours serve, by launch name; the others are held against the
-    plan alone. `numbers` gives the scalars that the plan leaves open, `sizes` the sizes that no tensor shows. A
-    rank that is none of the plan's is refused at once: kernels store by it.
+    plan alone. `numbers` gives the scalars that the plan leaves open, `sizes` the sizes that no tensor shows.
     """
 
     def __init__(
@@ -77,7 +76,7 @@ class Binding:
         self._given_arena = arena
         self.arena: torch.Tensor | None = None
         self.tensors: dict[str, torch.Tensor] = {}
-        if plan.tp > 1 and self._numbers.get("rank", 0) not in range(plan.tp):
+        if plan.tp > 1 and self._numbers.get("rank", 0) not in range(plan.tp):  # kernels store by it
             raise self._error("rank", repr(self._numbers["rank"]), f"one from 0 to {plan.tp - 1}")
 
     def bind(self, tensors: Tensors, check: Callable[[Mapping[str, int]], None] | None = None) -> tuple[Launch, ...]:
