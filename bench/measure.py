@@ -130,7 +130,7 @@ def _excused(found: Comparison, who: Baseline, got: torch.Tensor, want: torch.Te
     """Integers of which a baseline may have some different ones: the margin is the share over what is allowed."""
     if not who.differing or got.dtype.is_floating_point:
         return found
-    share = float((got != want).float().mean())
+    share = float((who.alike(found.argument, got) != who.alike(found.argument, want)).float().mean())
     margin = share / who.differing
     problem = f"{found.argument}: {share:.1%} differ" if margin > BASELINE_SLACK else None
     return replace(found, margin=margin, problem=problem)

@@ -91,6 +91,26 @@ def test_an_output_that_a_baseline_returns_is_checked_too():
     assert max(each.margin for each in measure._check(Baseline("stand-in", returns_zeros), work)) > 100
 
 
+def test_negative_zeros_among_codes_are_no_difference_to_a_baseline():
+    from bench.baselines import _unsigned_zeros
+
+    case = load_spec("rmsnorm_nvfp4_quantize").cases[2]
+    work = workload.build(
+        load_spec("rmsnorm_nvfp4_quantize").specialize_case(case), case.axes, torch.Generator().manual_seed(1), 1
+    )
+
+    def codes_with(change):
+        def call(values):
+            reference_function(work.specialization)(*values.values(), **work.specialization.statics)
+            values["codes"].copy_(change(values["codes"]))
+
+        who = Baseline("stand-in", call, differing=0.02, alike=_unsigned_zeros)
+        return max(each.margin for each in measure._check(who, work))
+
+    assert codes_with(lambda codes: torch.where(codes == 0x88, 0, codes)) == 0.0
+    assert codes_with(lambda codes: codes ^ 1) > measure.BASELINE_SLACK
+
+
 def measured_kernels():
     made = deployment("muse_spark_open", 8)
     return [name for name in kernel_names() if any(measured(each) for each in specializations(made, [name]))]
