@@ -1,7 +1,7 @@
-"""`python -m bench.ranks_pack`: plans and kernels of decode steps of a TP group, for `python -m bench.check_ranks`.
+"""`python -m bench.ranks_pack`: plans and kernels of steps of a TP group, for bench.check_ranks and bench.rank_silence.
 
-The tiny geometry, and the first layers of the real one at the TP size asked for, whether or not the whole model is
-served at it. In the environment of bin/make-decode-pack.
+Decode steps of the tiny geometry, and of the first layers of the real one at the TP size asked for, whether or not the
+whole model is served at it; the tiny draft's sampling loop. In the environment of bin/make-decode-pack.
 """
 
 import argparse
@@ -22,9 +22,12 @@ from jitspark.geometry import DEFAULT_GEOMETRY, deployment
 from jitspark.plans.backbone import decode_plan
 from jitspark.plans.builder import Keys
 from jitspark.plans.format import digest_in, to_bytes
+from jitspark.plans.markov import markov_plan
 from jitspark.plans.plan import CUTE
 from jitspark.settings import from_environment
 from jitspark.target import TARGETS
+
+REQUESTS = 2  # of the sampling loop
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -42,6 +45,9 @@ def _run(options: argparse.Namespace) -> int:
     asked = [(deployment("tiny_swa", options.tp), 8), (decode_pack.slice_of(whole, decode_pack.SLICE), 8)]
     keys = Keys(options.target)
     found = [("ranks", served, CUTE, decode_plan(served, rows, options.target, keys=keys)) for served, rows in asked]
+    tiny, _ = asked[0]
+    loop = markov_plan(tiny, REQUESTS, options.target, multiplier=1.0, soft_cap=20.0, keys=keys)
+    found.append(("sampling", tiny, CUTE, loop))
     settings = replace(from_environment(), **({"cache_dir": options.cache_dir} if options.cache_dir else {}))
     entries = decode_pack.build_entries(found, options.target, settings)
     files = {f"{PLANS}/{digest_in(content)}.json": content for content in (to_bytes(plan) for *_, plan in found)}

@@ -6,7 +6,7 @@
 `shots` 1: every rank sends its BF16 row to all ranks, itself included, and each sums all of them: the same additions in
 the same order, so all ranks end with the same bits. `shots` 2: block b of a row, of 128 columns, belongs to rank b mod
 world; a rank sums its own columns of all rows, which the others send it, and sends the sums in FP32 to all: the same
-additions again, for 6 / world of the bytes and one more trip. How ranks exchange, and why without flags, is in
+additions again, for 3 / world of the bytes and one more trip. How ranks exchange, and why without flags, is in
 `primitives/inbox.py`:
 
 * `inbox` lies in symmetric memory, zero when bound; `peers` holds its address on every rank, in rank order. With two

@@ -21,7 +21,7 @@ those of inert requests, are then `shard_logits`, which others gather: the cache
 
 `exchange` is memory of the launch's own: zero before the first launch that uses it, and left alone by everybody else.
 All CTAs wait for each other in every step, so they must fit on the GPU at once (`Tiling.num_ctas` of them, one on a
-multiprocessor); a wait of some ten seconds ends, and leaves a mark in `exchange[1]`.
+multiprocessor); a wait of some twenty seconds ends, and leaves a mark in `exchange[1]`.
 The weights are read before `griddepcontrol.wait`.
 """
 
