@@ -7,8 +7,11 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from jitspark.errors import RankError  # noqa: E402
-from jitspark.runtime.markov_launches import progress_watch  # noqa: E402
+from jitspark.geometry import deployment  # noqa: E402
+from jitspark.plans.markov import markov_plan  # noqa: E402
+from jitspark.runtime.markov_launches import SamplingWatch, progress_watch  # noqa: E402
 from jitspark.runtime.silence import WordWatch, require_all_heard  # noqa: E402
+from jitspark.runtime.symmetric_memory import FAILURE, ExchangeMemory, digest_of, simulated_world  # noqa: E402
 from kernel_specs.markov_gumbel_sampling.tiling import HEADER, LAUNCHES, STUCK  # noqa: E402
 
 
@@ -82,4 +85,21 @@ def test_a_sampling_launch_that_gave_up_is_told_of():
     watch.note(2)
 
     with pytest.raises(RankError, match=r"rank 1 of 2, the draft's sampling loop: found launch 41 gave up"):
+        require_all_heard()
+
+
+def test_the_gather_behind_the_sampling_loop_names_the_rank_that_the_loop_cannot():
+    plan = markov_plan(deployment("tiny", 2), 2, "sm_90a", multiplier=1.0, soft_cap=None)
+    memory, _ = simulated_world(plan.symmetric_bytes, 2, "cpu")
+    loop = torch.zeros(HEADER, dtype=torch.int64)
+    watch = SamplingWatch({2: plan}, ExchangeMemory(0, 2, {digest_of(plan): memory}), {2: loop})
+    watch.note(2)
+    require_all_heard()
+    loop[STUCK] = 41
+    (word,) = [each for each in plan.buffers if each.name.endswith(FAILURE)]
+    memory.local[word.offset] = 2  # 1 + the rank
+
+    watch.note(2)
+
+    with pytest.raises(RankError, match="nothing from rank 1 in time"):
         require_all_heard()
