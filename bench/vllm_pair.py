@@ -95,6 +95,7 @@ def _summary(result: Mapping[str, Any]) -> dict[str, Any]:
         "classes": result.get("classes"),
         "import_s": round(result["import_s"], 1),
         "start_s": round(result["start_s"], 1),
+        "first_s": round(result.get("first_s", 0.0), 1),
         "acceptance": round(counted["accepted"] / max(1, counted["drafted"]), 4),
         "counted": counted,
         "timed": timed,

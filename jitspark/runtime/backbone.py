@@ -23,6 +23,7 @@ from jitspark.runtime.expert_tp import ExpertShares
 from jitspark.runtime.logits import Logits
 from jitspark.runtime.prepared import Prepared
 from jitspark.runtime.provider_operations import provider_operations
+from jitspark.runtime.providers import ATTENTION_BACKENDS
 from jitspark.runtime.silence import require_all_heard
 from jitspark.runtime.symmetric_memory import ExchangeMemory, SilentRankWatch
 from jitspark.runtime.takeover import DecodeStep, decode_step
@@ -48,6 +49,7 @@ class BackboneDecode:
         self._layers = {backbone_tensors.attention(layer).layer_name: index for index, layer in _layers(model)}
         self._query_length = prepared.deployment.query_length
         self._taps = [f"taps.{layer}" for layer in prepared.deployment.backbone.tap_layers]
+        _check_attention(model, device)
         _check_taps(model, prepared)
         _check_positions(model, max_model_len)
         self._embeddings: torch.Tensor | None = None
@@ -135,7 +137,8 @@ class BackboneDecode:
                 found="none that a plan serves",
                 needed=f"full graphs of uniform decode steps of {min(self._executors)} to {max(self._executors)} rows",
                 remedy="Use --compilation-config with cudagraph_mode FULL_DECODE_ONLY or FULL_AND_PIECEWISE, and an "
-                "attention backend that supports it.",
+                "attention backend that supports it: FLASH_ATTN, or FLASHINFER where it finds its trtllm-gen kernels "
+                "(flashinfer-cubin, or a network when vLLM starts).",
             )
         launches = len(self._executors[rows[0]].plan.launches)
         logger.info("decode: %d full graphs run plans (%s rows), %d launches each", len(rows), _listed(rows), launches)
@@ -216,6 +219,19 @@ class _Outputs:
 
 def _layers(model: Any) -> list[tuple[int, Any]]:
     return list(enumerate(model.model.layers))
+
+
+def _check_attention(model: Any, device: torch.device) -> None:
+    """The backend that vLLM has chosen where none is named: the config does not show it."""
+    names = {backbone_tensors.attention(layer).attn_backend.get_name() for _, layer in _layers(model)}
+    other = sorted(names - set(ATTENTION_BACKENDS))
+    if other and device.type != "cpu":  # there the references read what a test gives them
+        raise UsageError(
+            where="the attention backend",
+            found=f"{', '.join(other)}, as vLLM has chosen",
+            needed=f"{' or '.join(ATTENTION_BACKENDS)} in every layer",
+            remedy="Name one of them (--attention-backend), or run stock (decode_backend auto).",
+        )
 
 
 def _check_taps(model: Any, prepared: Prepared) -> None:

@@ -6,7 +6,8 @@ BF16 KV cache, blocks of 16 and no pipeline or context parallelism are given.
 Providers and what they require:
 
 * `cute`: our kernels, for every target. Attention reads whatever KV layout vLLM allocates, by its strides, but
-  takes block tables and sequence lengths from the metadata of two backends only. Collectives write into the other
+  takes block tables and sequence lengths from the metadata of two backends only, one of which needs kernels of its own
+  before vLLM captures the step. Collectives write into the other
   ranks' memory, as vLLM's custom all-reduce does.
 * `flashinfer`: attention by FlashInfer at the known version, on Blackwell. Other parts are refused with what it lacks.
 * `stock`: what vLLM runs anyway, so nothing; but it does not serve exchanges between the launches of several ranks.
@@ -77,6 +78,20 @@ def _names(*backends: Any) -> tuple[str, ...]:
     return tuple(str(getattr(backend, "name", backend)) for backend in backends if backend is not None)
 
 
+def _trtllm_kernels(vllm_config: Any, options: Options) -> str | None:
+    """FLASHINFER, which vLLM takes on Blackwell when none is named, has full graphs of such steps with them alone."""
+    attention = getattr(vllm_config, "attention_config", None)
+    if getattr(attention, "use_trtllm_attention", None) is not False:
+        return None
+    named = getattr(attention, "backend", None) or getattr(attention, "backend_per_kind", None)
+    found = "FLASHINFER" in _named_backends(vllm_config) or (not named and _on_blackwell(options))
+    return "FLASHINFER without trtllm-gen kernels (use_trtllm_attention false)" if found else None
+
+
+def _on_blackwell(options: Options) -> bool:
+    return all(target in flashinfer_ops.TARGETS for target in options.targets)
+
+
 def _context_length(vllm_config: Any, options: Options) -> str | None:
     """Positions index the RoPE table, which has a row for each position that the geometry allows."""
     limit = options.backbone().max_position_embeddings
@@ -114,8 +129,8 @@ def _flashinfer_installed(_: Any, __: Options) -> str | None:
 
 
 _REQUIREMENTS: Mapping[tuple[str, str], tuple[Requirement, ...]] = {
-    ("attention", CUTE): (_attention_backend(*ATTENTION_BACKENDS), _context_length),
-    ("attention", FLASHINFER): (_attention_backend("FLASHINFER"), _context_length),
+    ("attention", CUTE): (_attention_backend(*ATTENTION_BACKENDS), _trtllm_kernels, _context_length),
+    ("attention", FLASHINFER): (_attention_backend("FLASHINFER"), _trtllm_kernels, _context_length),
     ("all_reduce", CUTE): (_peer_memory,),
     ("all_reduce", STOCK): (_one_rank,),
 }

@@ -222,6 +222,22 @@ def test_the_draft_s_own_backend_counts(deployment, monkeypatch):
     assert unsupported(deployment.config) == "attention backends but FLASH_ATTN/FLASHINFER (TREE_ATTN)"
 
 
+@pytest.mark.parametrize(
+    ("backend", "targets", "refused"),
+    [("FLASHINFER", [], True), (None, [], True), ("FLASH_ATTN", [], False), (None, ["sm_90a"], False)],
+)
+def test_flashinfer_needs_its_own_kernels_for_graphs(deployment, monkeypatch, backend, targets, refused):
+    """vLLM takes FLASHINFER on Blackwell when no backend is named."""
+    asked = asking(targets=targets) if targets else {}
+    put(monkeypatch, deployment, {"config.attention_config.backend": backend, **asked})
+    assert provider_requirements(deployment.config) is None
+
+    monkeypatch.setattr(deployment.config.attention_config, "use_trtllm_attention", False, raising=False)
+
+    reason = "FLASHINFER without trtllm-gen kernels (use_trtllm_attention false)"
+    assert provider_requirements(deployment.config) == (reason if refused else None)
+
+
 def test_one_rank_needs_no_all_reduce(deployment, monkeypatch):
     put(monkeypatch, deployment, {f"{PARALLEL}.tensor_parallel_size": 1})
     put(monkeypatch, deployment, {f"{PARALLEL}.disable_custom_all_reduce": True})

@@ -218,6 +218,22 @@ def test_more_rows_than_a_launch_serves_get_stock_s_logits(built, monkeypatch):
     assert built.model.compute_logits(torch.zeros(1, 512, dtype=torch.bfloat16)).dtype == torch.float32
 
 
+def test_a_backend_that_vllm_has_chosen_and_nobody_reads_is_refused(built, monkeypatch):
+    from jitspark.errors import UsageError
+    from jitspark.runtime import backbone
+
+    monkeypatch.setattr(backbone, "_layers", lambda model: list(enumerate(model.model.layers))[:1])
+    attention = built.model.model.layers[0].self_attn.attn
+    monkeypatch.setattr(attention, "attn_backend", SimpleNamespace(get_name=lambda: "TRITON_FLASHINFER"))
+    with pytest.raises(
+        UsageError, match="found TRITON_FLASHINFER, as vLLM has chosen; needed FLASH_ATTN or FLASHINFER"
+    ):
+        backbone._check_attention(built.model, SimpleNamespace(type="cuda"))
+
+    attention.attn_backend = SimpleNamespace(get_name=lambda: "FLASHINFER")
+    backbone._check_attention(built.model, SimpleNamespace(type="cuda"))
+
+
 def test_no_capture_at_all_is_an_error_at_start(decode):
     from jitspark.errors import UsageError
 
