@@ -37,7 +37,8 @@ def dynamic_shared_bytes(specialization: Specialization) -> int:
     """What a launch asks for beside what the machine code declares, by the kernel's tiling; barriers left out."""
     sizes: dict[str, Any] = {**specialization.axes, **specialization.statics}
     rings: Mapping[str, Callable[[], int]] = {
-        "skinny_gemm_bf16": lambda: Tiling(**{name: sizes[name] for name in Tiling.__dataclass_fields__}).shared_bytes,
+        "skinny_gemm_bf16": lambda: _skinny(sizes),
+        "grouped_skinny_gemm_bf16": lambda: _skinny({**sizes, "weight_rows": sizes["out_features"]}),
         "bf16_grouped_gemm_swiglu": lambda: _grouped(sizes, sizes["moe_hidden_size"], sizes["intermediate_width"], 2),
         "bf16_grouped_gemm_partial": lambda: _grouped(sizes, sizes["intermediate_width"], sizes["moe_hidden_size"], 1),
         "nvfp4_grouped_gemm_swiglu": lambda: _streams(sizes, parts=2),
@@ -46,6 +47,10 @@ def dynamic_shared_bytes(specialization: Specialization) -> int:
     }
     ring = rings.get(specialization.name)
     return ring() if ring else 0
+
+
+def _skinny(sizes: Mapping[str, Any]) -> int:
+    return Tiling(**{name: sizes[name] for name in Tiling.__dataclass_fields__}).shared_bytes
 
 
 def _streams(sizes: Mapping[str, Any], parts: int) -> int:

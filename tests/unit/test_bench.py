@@ -255,6 +255,7 @@ def test_shared_memory_follows_from_the_tiling():
     rings = {each.name for each in made if dynamic_shared_bytes(each) >= 64 * 1024}
     assert {
         "skinny_gemm_bf16",
+        "grouped_skinny_gemm_bf16",
         "paged_gqa_verify_attention",
         "bf16_grouped_gemm_swiglu",
         "nvfp4_grouped_gemm_swiglu",
