@@ -23,6 +23,7 @@ from jitspark.errors import JitsparkError, RankError
 # A word's size: long enough for a reason, and far below what a connection takes without being read.
 WORD_BYTES = 2048
 PATIENCE = 120.0
+_ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name from torch 2.13 on
 _TAG = 7301  # of words, so that no other message between the same ranks is taken for one
 
 
@@ -125,7 +126,7 @@ class RankGroup:
         """
         every = own.new_empty((self.size, *own.shape))
         try:
-            dist.all_gather_into_tensor(every.flatten(), own.flatten(), group=self.data)
+            _ALL_GATHER(every.flatten(), own.flatten(), group=self.data)
         except RuntimeError as error:
             raise self._error("a gather", _first_line(error), "all ranks to take part until its end") from error
         return every

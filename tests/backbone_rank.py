@@ -1,0 +1,119 @@
+"""One of two ranks with a specialized backbone on a CPU: `backbone_rank.py RANK PORT CONFIG_FOLDER`.
+
+vLLM's own classes load this rank's part of a checkpoint and of its experts; plans run by their references, and gloo
+carries what the ranks exchange, as there is no memory that they could map. Prints as JSON how far the steps of some
+requests are from transformers' model, and a digest of what all ranks must have alike.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import sys
+from pathlib import Path
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+
+SIZE, STEPS = 2, 2
+
+
+class Patch:
+    """Replaces for good: this process ends soon."""
+
+    setattr = staticmethod(lambda owner, name, value, raising=True: setattr(owner, name, value))  # noqa: ARG005
+    setenv = staticmethod(os.environ.__setitem__)
+
+
+def main(rank, port, config_of, replace_platform):
+    said = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())
+    logging.getLogger("jitspark").addHandler(handler)
+    import torch
+
+    config = config_of()  # without a platform: a CPU's has another model runner
+    import vllm.platforms
+    from vllm.platforms.cpu import CpuPlatform
+
+    before, vllm.platforms._current_platform = vllm.platforms.current_platform, CpuPlatform()
+    replace_platform(before, vllm.platforms.current_platform)
+    from vllm.config import set_current_vllm_config
+    from vllm.distributed import init_distributed_environment, initialize_model_parallel
+
+    with set_current_vllm_config(config):
+        init_distributed_environment(SIZE, rank, f"tcp://127.0.0.1:{port}", rank, "gloo")
+        initialize_model_parallel(SIZE)
+    import vllm_backbone as backbone
+
+    backbone.no_gpu(Patch())
+    served = backbone.served_by("tiny")
+    transformers, lm_head, weights = backbone.checkpoint(served)
+    model = backbone.build(config, weights)
+    decode = model.bind_decode(config, torch.device("cpu"))
+    with torch.no_grad():
+        errors, digest = steps(model, decode, transformers, lm_head, served, rank)
+    experts = model.expert_shares.tensors(1)
+    found = {
+        "errors": errors,
+        "digest": digest,
+        "experts": {name: list(each.shape) for name, each in experts.items()},
+        "warned": [text for text in said if "torch.distributed" in text],
+    }
+    sys.stdout.write(json.dumps(found))
+
+
+def steps(model, decode, transformers, lm_head, served, rank):
+    """Errors of rows, relative to the row, by what is compared: the mean and the largest over all steps."""
+    import torch
+    import vllm.forward_context
+    from decode_steps import LENGTH, MAX_BLOCKS, PagedCache, Request
+    from vllm_step import Step
+
+    torch.manual_seed(5)
+    taps = served.backbone.tap_layers
+    requests = [Request(transformers, taps, 20), Request(transformers, taps, 0)]
+    order = torch.arange(2 * MAX_BLOCKS).flip(0)
+    caches = [PagedCache(served.backbone, layer, requests, order, rank=rank, tp=SIZE) for layer in range(4)]
+    for layer, cache in zip(model.model.layers, caches, strict=True):
+        layer.self_attn.attn.kv_cache = cache.tensor
+    decode.bind_kv_caches()
+    errors, digest = {"hidden": [], "taps": [], "logits": []}, hashlib.sha256()
+    for _ in range(STEPS):
+        expected = [each.step() for each in requests]
+        step = Step(decode, caches, requests)
+        decode.capturing(step.metadata)
+        vllm.forward_context._forward_context = step.context
+        hidden, tapped = model(None, step.positions, None, torch.cat([each.embeds for each in expected]))
+        logits = model.compute_logits(hidden[:LENGTH].contiguous())
+        for each in (hidden, *tapped, logits):
+            digest.update(each.contiguous().view(torch.uint8).numpy().tobytes())
+        errors["hidden"].append(apart(hidden, torch.cat([each.hidden for each in expected])))
+        for tap, layer in zip(tapped, taps, strict=True):
+            errors["taps"].append(apart(tap, torch.cat([each.taps[layer] for each in expected])))
+        raw = expected[0].hidden @ lm_head.float().T
+        errors["logits"].append(apart(logits, 30 * torch.tanh(raw * 0.5 / 30)))
+    summed = {name: torch.cat(each) for name, each in errors.items()}
+    return {name: {"mean": each.mean().item(), "max": each.max().item()} for name, each in summed.items()}, (
+        digest.hexdigest()
+    )
+
+
+def apart(found, wanted):
+    return (found.float() - wanted.float()).norm(dim=-1) / wanted.float().norm(dim=-1)
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parent))
+    import importlib.util
+
+    spec = importlib.util.spec_from_file_location("vllm_conftest", Path(__file__).parent / "vllm" / "conftest.py")
+    conftest = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(conftest)
+    folder, sizes = Path(sys.argv[3]), {**conftest.TINY, "tp": SIZE}
+    main(
+        int(sys.argv[1]),
+        int(sys.argv[2]),
+        lambda: conftest.vllm_config(folder, conftest.tiny_text(), **sizes, options=conftest.ON_HOPPER),
+        conftest._replace_platform,
+    )

@@ -1,0 +1,58 @@
+"""A specialized backbone on two ranks, over gloo on a CPU: shards, experts cut anew, exchanges without mapped memory."""
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+RANK = Path(__file__).parent.parent / "backbone_rank.py"
+# as on one rank: attention scores lie around 40, so that their roundings to BF16 show in single rows
+ROW, MEAN = 0.6, 0.2
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    """What each of the two ranks says."""
+    folder = tmp_path_factory.mktemp("ranks")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    for rank in "01":
+        (folder / rank).mkdir()
+    command = [sys.executable, "-P", str(RANK)]
+    started = [
+        subprocess.Popen([*command, rank, str(port), str(folder / rank)], stdout=subprocess.PIPE, text=True)
+        for rank in "01"
+    ]
+    try:
+        said = [process.communicate(timeout=400)[0] for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    assert [process.returncode for process in started] == [0, 0]
+    return [json.loads(text.splitlines()[-1]) for text in said]
+
+
+def test_steps_of_two_ranks_compute_what_transformers_does(ranks):
+    for each in ranks:
+        for name, error in each["errors"].items():
+            assert 0 < error["mean"] < MEAN, name
+            assert error["max"] < ROW, name
+
+
+def test_both_ranks_end_with_the_same_bits(ranks):
+    assert ranks[0]["digest"] == ranks[1]["digest"]
+
+
+def test_each_rank_has_its_part_of_every_expert(ranks):
+    for each in ranks:
+        assert each["experts"] == {"gate_up.weight": [8, 256, 256], "down.weight": [8, 256, 128]}
+
+
+def test_that_nothing_can_be_mapped_is_said_once(ranks):
+    for each in ranks:
+        assert len(each["warned"]) == 1
+        assert "rank 0 cannot map the others' memory" in each["warned"][0]
