@@ -1,4 +1,4 @@
-"""A specialized backbone on two ranks, over gloo on a CPU: shards, experts cut anew, exchanges without mapped memory."""
+"""A specialized backbone on two CPU ranks, over gloo: shards, experts cut anew, exchanges without mapped memory."""
 
 import json
 import socket
