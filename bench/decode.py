@@ -18,7 +18,7 @@ import torch
 
 from bench import forced_routing, machine, packed_cache
 from bench.plan_pack import Packed, load_plan_kernels, read_plans
-from bench.timing import read_rate, time_chains
+from bench.timing import Timing, read_rate, time_chains
 from jitspark.checking.check import cuda_graph
 from jitspark.checking.packed import Kernels
 from jitspark.checking.plan_arguments import Tensors, random_step, random_weights
@@ -33,6 +33,7 @@ RESULTS = Path(__file__).resolve().parent / "results"
 STOCK = "stock"
 # operations that read the schedule or the ids of routing
 SCHEDULED = ("grouped_gemm_swiglu", "grouped_gemm_partial", "expert_combine_rmsnorm", "expert_reduce_rmsnorm_combine")
+Timed = Callable[[Mapping[str, Callable[[], None]]], Mapping[str, Timing]]  # runs by name -> what each took
 NUMBERS = {"rank": 0, "timeout_us": 2_000_000}
 UNIFORM = {8: 57, 16: 102, 32: 163, 64: 222}  # distinct experts of 256 where each token chooses 8 at random
 
@@ -178,11 +179,15 @@ def _measure(rank: Rank, point: Point, rate: float, options: argparse.Namespace)
         "bind": {name: asdict(each.report) for name, each in executors.items()},
         "capture_s": {name: seconds for name, (_, seconds) in captured.items()},
         "peak_bytes": torch.cuda.max_memory_allocated(),
-        "problems": [text for name, each in executors.items() for text in _problems(name, each, point.distinct)],
+        "problems": [text for name, each in executors.items() for text in problems(name, each, point.distinct)],
     }
     if options.parts:
-        found["parts_us"] = {name: _parts(each, _part, options.replays) for name, each in executors.items()}
-        found["operations_us"] = _parts(executors[CUTE], lambda launch: launch.operation, options.replays)
+
+        def timed(runs: Mapping[str, Callable[[], None]]) -> Mapping[str, Timing]:
+            return time_chains({name: _capture(run)[0] for name, run in runs.items()}, 1, options.replays)
+
+        found["parts_us"] = {name: parts(each, part_of, timed) for name, each in executors.items()}
+        found["operations_us"] = parts(executors[CUTE], lambda launch: launch.operation, timed)
     del executors, captured
     torch.cuda.empty_cache()
     return found
@@ -192,7 +197,7 @@ def _floor_bytes(plan: Plan, point: Point) -> dict[str, float]:
     """What each part must read: weights, of the experts' only the active ones, and the keys and values seen."""
     found: dict[str, float] = {}
     for launch, cost in zip(plan.launches, costs(plan, Workload(point.context, point.distinct)), strict=True):
-        found[_part(launch)] = found.get(_part(launch), 0.0) + cost.weights + cost.cache
+        found[part_of(launch)] = found.get(part_of(launch), 0.0) + cost.weights + cost.cache
     return found
 
 
@@ -214,14 +219,15 @@ def _capture(run: Callable[[], object]) -> tuple[Callable[[], None], float]:
     return replay, time.perf_counter() - started
 
 
-def _problems(name: str, executor: Executor, distinct: int) -> Iterator[str]:
+def problems(name: str, executor: Executor, distinct: int) -> Iterator[str]:
+    """What is wrong behind a run of `executor`: of vLLM's kernels only whether they ended."""
     found: list[torch.Tensor] = []
 
     def note(launch: Launch, arguments: Sequence[Any]) -> None:
         if launch.operation == forced_routing.ROUTING:
             found.append(arguments[-1].clone())
 
-    if name == CUTE:
+    if name != STOCK:
         executor.run(after=note)
     if any(int(each) != distinct for each in found):
         yield f"{name}: layers with {sorted({int(each) for each in found})} distinct experts"
@@ -229,11 +235,11 @@ def _problems(name: str, executor: Executor, distinct: int) -> Iterator[str]:
     if failure is not None and int(failure):
         yield f"{name}: an exchange waited in vain"
     hidden = executor.outputs["hidden"]
-    if name == CUTE and not bool(hidden.isfinite().all()):
+    if name != STOCK and not bool(hidden.isfinite().all()):
         yield f"{name}: hidden states that are not finite"
 
 
-def _parts(executor: Executor, name_of: Callable[[Launch], str], replays: int) -> dict[str, float]:
+def parts(executor: Executor, name_of: Callable[[Launch], str], timed: Timed) -> dict[str, float]:
     """Microseconds of the launches that `name_of` names alike, of all layers, without the others between them.
 
     Routing is launched with what reads its schedule, which must be one, and taken off again.
@@ -246,13 +252,13 @@ def _parts(executor: Executor, name_of: Callable[[Launch], str], replays: int) -
         for name in dict.fromkeys(map(name_of, launches))
     }
     groups["routing alone"] = [each for each in launches if each.name in routing]
-    chains = {name: _capture(_launching(executor, chosen))[0] for name, chosen in groups.items()}
-    found = {name: each.median_us for name, each in time_chains(chains, 1, replays).items()}
+    times = timed({name: _launching(executor, chosen) for name, chosen in groups.items()})
+    found = {name: each.median_us for name, each in times.items()}
     alone = found.pop("routing alone")
     return {name: us - (alone if name in scheduled else 0.0) for name, us in found.items()}
 
 
-def _part(launch: Launch) -> str:
+def part_of(launch: Launch) -> str:
     """The experts' rows are combined by the experts' provider, whoever brings them together."""
     return "experts" if launch.operation == "expert_reduce_rmsnorm_combine" else launch.part
 

@@ -11,9 +11,13 @@ from torch import Tensor
 
 
 class Experts:
-    """Routed experts where their rows would be combined: both products, then the norm, the weights and the sum."""
+    """Routed experts where their rows would be combined: both products, then the norm, the weights and the sum.
 
-    def __init__(self) -> None:
+    expert_map: int32 [experts], what number each expert has here, -1 for another rank's; None where all are here.
+    """
+
+    def __init__(self, expert_map: Tensor | None = None) -> None:
+        self._expert_map = expert_map
         self._hidden: Tensor | None = None
         self._gate_up: tuple[Tensor, ...] = ()
         self._down: tuple[Tensor, ...] = ()
@@ -52,17 +56,32 @@ class Experts:
         out.copy_(combined)
 
     def run(self, _: Tensor, *rest: Any, **__: Any) -> None:
-        from vllm.models.muse_spark.common.ops.fused_finalize import fused_post_expert_finalize
+        topk_ids, topk_weights, *_others = rest
+        self.finalize(self.rows(topk_ids, topk_weights), *rest)
 
-        topk_ids, topk_weights, weight, out, eps = rest
+    def rows(self, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
+        """A BF16 row per route; those of other ranks' experts hold anything."""
         assert self._hidden is not None
         multiply = _triton_rows if len(self._gate_up) == 1 else _rows_by_marlin
-        rows = multiply(self._hidden, self._gate_up, self._down, topk_ids, topk_weights)
-        fused_post_expert_finalize(rows, weight, topk_weights, eps, gain_center=1.0, weight_first=True, out=out)
+        return multiply(self._hidden, self._gate_up, self._down, topk_ids, topk_weights, self._expert_map)
+
+    def finalize(
+        self, rows: Tensor, topk_ids: Tensor, topk_weights: Tensor, weight: Tensor, out: Tensor, eps: float
+    ) -> None:
+        """Norm, weights and sum of the rows that are here."""
+        from vllm.models.muse_spark.common.ops.fused_finalize import fused_post_expert_finalize
+
+        here = {} if self._expert_map is None else {"topk_ids": topk_ids, "expert_map": self._expert_map}
+        fused_post_expert_finalize(rows, weight, topk_weights, eps, gain_center=1.0, weight_first=True, out=out, **here)
 
 
 def _rows_by_marlin(
-    hidden: Tensor, gate_up: tuple[Tensor, ...], down: tuple[Tensor, ...], topk_ids: Tensor, topk_weights: Tensor
+    hidden: Tensor,
+    gate_up: tuple[Tensor, ...],
+    down: tuple[Tensor, ...],
+    topk_ids: Tensor,
+    topk_weights: Tensor,
+    expert_map: Tensor | None,
 ) -> Tensor:
     """A BF16 row per route. Codes and scales are taken for Marlin's own, which have as many bytes."""
     experts, width = len(gate_up[0]), hidden.shape[1]
@@ -79,15 +98,21 @@ def _rows_by_marlin(
         down[1].view(e4m3).view(experts, inner // 16, width),
         down[2],
     )
-    return marlin_rows(hidden, first, second, topk_ids, topk_weights)
+    return marlin_rows(hidden, first, second, topk_ids, topk_weights, expert_map)
 
 
 def marlin_rows(
-    hidden: Tensor, first: tuple[Tensor, ...], second: tuple[Tensor, ...], topk_ids: Tensor, topk_weights: Tensor
+    hidden: Tensor,
+    first: tuple[Tensor, ...],
+    second: tuple[Tensor, ...],
+    topk_ids: Tensor,
+    topk_weights: Tensor,
+    expert_map: Tensor | None = None,
 ) -> Tensor:
     """Marlin's NVFP4 experts without weighting and summing: a BF16 row per route, its own schedule included.
 
-    `first` and `second`: a product's codes, scales and second scales, each in Marlin's own order.
+    `first` and `second`: a product's codes, scales and second scales, each in Marlin's own order. `expert_map` as
+    `Experts` has it.
     """
     from vllm.model_executor.layers.fused_moe.experts.marlin_moe import fused_marlin_moe
     from vllm.scalar_type import scalar_types
@@ -103,7 +128,8 @@ def marlin_rows(
         topk_weights,
         topk_ids,
         scalar_types.float4_e2m1f.id,
-        global_num_experts=len(first[0]),
+        global_num_experts=len(first[0]) if expert_map is None else len(expert_map),
+        expert_map=expert_map,
         global_scale1=first[2],
         global_scale2=second[2],
         moe_sum=_unsummed,
@@ -117,7 +143,12 @@ def _unsummed(rows: Tensor, *_: Any) -> Tensor:
 
 
 def _triton_rows(
-    hidden: Tensor, gate_up: tuple[Tensor, ...], down: tuple[Tensor, ...], topk_ids: Tensor, topk_weights: Tensor
+    hidden: Tensor,
+    gate_up: tuple[Tensor, ...],
+    down: tuple[Tensor, ...],
+    topk_ids: Tensor,
+    topk_weights: Tensor,
+    expert_map: Tensor | None,
 ) -> Tensor:
     """A BF16 row per route: each route as a token of one expert, with weight 1."""
     from vllm.model_executor.layers.fused_moe.fused_moe import fused_experts
@@ -125,5 +156,8 @@ def _triton_rows(
     tokens, slots = topk_ids.shape
     routes = hidden.repeat_interleave(slots, dim=0)
     ones = torch.ones_like(topk_weights).view(-1, 1)
-    made: Tensor = fused_experts(routes, gate_up[0], down[0], ones, topk_ids.view(-1, 1))
+    held = -1 if expert_map is None else len(expert_map)
+    made: Tensor = fused_experts(
+        routes, gate_up[0], down[0], ones, topk_ids.view(-1, 1), global_num_experts=held, expert_map=expert_map
+    )
     return made.view(tokens, slots, -1)

@@ -22,9 +22,9 @@ ROUTER_SHAPE = (256, 8192)
 Operation = Callable[..., object]
 
 
-def stock_operations() -> dict[tuple[str, str], Operation]:
-    """Operations for one executor: what its launches note for each other is theirs alone."""
-    attention, experts = _Attention(), Experts()
+def stock_operations(experts: Experts | None = None) -> dict[tuple[str, str], Operation]:
+    """Operations for one executor: what its launches note for each other is theirs alone, `experts` included."""
+    attention, experts = _Attention(), experts or Experts()
     named: dict[str, Operation] = {
         "rmsnorm": experts.norm,
         "gated_residual_rmsnorm": gated_residual_rmsnorm,
@@ -98,7 +98,7 @@ def allgather_gated_residual_rmsnorm(shard: Tensor, *rest: Any, **statics: Any) 
 
 def allreduce_gated_residual_rmsnorm(partial: Tensor, *rest: Any, **statics: Any) -> None:
     """A copy in the place of the sum over ranks, then the boundary."""
-    _, _, _, _, stream, *others = rest
+    stream, *others = rest[2 + 2 * statics["shots"] :]  # behind an inbox and its peers for each shot, epochs, failure
     *tensors, _rank, _timeout, post_eps, eps = others
     gated_residual_rmsnorm(partial.clone(), stream, *tensors, post_eps, eps, **statics)
 

@@ -67,7 +67,7 @@ def test_a_sweep_begins_with_what_was_asked_and_has_every_size_once():
     assert {point.context for point in points} == {2048, 32768, 131072}
 
 
-def test_parts_measured_alone_have_a_schedule_where_they_read_one(monkeypatch):
+def test_parts_measured_alone_have_a_schedule_where_they_read_one():
     plan = forced(decode_plan(deployment("tiny", 1), 8, "sm_90a"))
     launched = {}
 
@@ -82,19 +82,13 @@ def test_parts_measured_alone_have_a_schedule_where_they_read_one(monkeypatch):
 
     executor = Noting()
 
-    def capture(run):
-        executor.operations = []
-        run()
-        return executor.operations, 0.0
+    def timed(runs):
+        for name, run in runs.items():
+            executor.operations = launched[name] = []
+            run()
+        return {name: Timing(float(len(each)), 0.0, 0.0, 1, 1) for name, each in launched.items()}
 
-    def timed(chains, *_):
-        launched.update(chains)
-        return {name: Timing(float(len(each)), 0.0, 0.0, 1, 1) for name, each in chains.items()}
-
-    monkeypatch.setattr(decode, "_capture", capture)
-    monkeypatch.setattr(decode, "time_chains", timed)
-
-    found = decode._parts(executor, decode._part, 1)
+    found = decode.parts(executor, decode.part_of, timed)
 
     assert ROUTING in launched["experts"]
     assert ROUTING not in launched["projection"]
