@@ -6,6 +6,7 @@ launch latency.
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ from bench.table import without
 
 OURS = "jitspark"
 LABELLED_BYTES = 1.5e6  # smaller launches crowd together at the left
+LABEL_WIDTH, LABEL_HEIGHT = 0.9, 0.11  # of a label, in decades of bytes and TB/s: no two in the same place
 
 
 def draw(result: Mapping[str, Any], num_tokens: int, path: Path) -> None:
@@ -33,6 +35,7 @@ def draw(result: Mapping[str, Any], num_tokens: int, path: Path) -> None:
     axes.plot(sizes, with_slack, color="grey", linestyle="--", label="floor + 1.2 us")
     _points(axes, chosen)
     axes.set_xscale("log")
+    axes.set_xlim(right=8e9)  # room for the last labels
     axes.set_xlabel("bytes that one launch must move")
     axes.set_ylabel("TB/s")
     axes.set_ylim(0, 1.1 * rate)
@@ -64,8 +67,12 @@ def _points(axes: Any, chosen: Sequence[Mapping[str, Any]]) -> None:
     others = [(each["moved_bytes"], _rate(each, best)) for each in chosen if (best := _fastest_other(each))]
     axes.scatter(*zip(*others, strict=True), marker="x", color="tab:orange", label="fastest other") if others else None
     axes.scatter(*zip(*ours, strict=True), marker="o", color="tab:blue", label="jitspark") if ours else None
-    for each, (size, rate) in zip(chosen, ours, strict=True):
-        if size > LABELLED_BYTES:
+    labelled: list[tuple[float, float]] = []
+    for each, (size, rate) in sorted(zip(chosen, ours, strict=True), key=lambda found: "part" not in found[0]):
+        place = math.log10(size), rate
+        free = all(abs(place[0] - x) > LABEL_WIDTH or abs(rate - y) > LABEL_HEIGHT for x, y in labelled)
+        if size > LABELLED_BYTES and free:
+            labelled.append(place)
             axes.annotate(each["name"], (size, rate), textcoords="offset points", xytext=(6, -10), fontsize=8)
 
 
