@@ -220,6 +220,29 @@ def test_a_backbone_that_fell_back_to_stock_takes_its_draft_along(tiny_draft, mo
         assert dspark._uses_specialized_decode(tiny_draft) is (reason is None)
 
 
+def test_plans_that_cannot_be_had_leave_the_layers_to_stock_only_where_that_is_chosen(build, weights, monkeypatch):
+    from jitspark.errors import UsageError
+    from jitspark.runtime import draft, fallback
+
+    def refuse(*_):
+        raise UsageError(where="the draft", found="another", needed="ours", remedy="Look.")
+
+    monkeypatch.setattr(draft, "build_draft_decode", refuse)
+    with pytest.raises(UsageError, match="the draft: found another"):
+        build(SPECIALIZED, weights)
+
+    said = []
+    monkeypatch.setattr(fallback, "say_once", said.append)
+    monkeypatch.setattr("jitspark.models.dspark.unsupported", lambda _: None)
+    model = build({**SPECIALIZED, "jitspark": {**SPECIALIZED["jitspark"], "on_error": "stock"}}, weights)
+
+    assert model.model.specialized_draft is None
+    assert said == [
+        "Muse Spark runs vLLM's own draft layers (on_error): rank 0: the draft: found another; needed ours. Look."
+    ]
+    assert model.sample_sequential == model._sample_sequential_fused
+
+
 def test_fc_is_sharded_where_it_can_be(caplog):
     from jitspark.models.dspark import _use_column_parallel_fc
 
