@@ -59,7 +59,7 @@ GROUPS = {None: RankGroup, "die": DyingGroup, "stall": FaultyGroup}
 
 def recut(options: argparse.Namespace, group: RankGroup, device: torch.device) -> list[dict[str, Any]]:
     """Both layers taken and compared: what is told of each."""
-    experts = Experts(options.experts)
+    experts = Experts(options.experts, options.hidden, options.width)
     order = (NVFP4_LAYER, BF16_LAYER)
     shares = ExpertShares(experts, order, group, staging_bytes=options.staging_mib << 20)  # type: ignore[arg-type]
     layers = {index: empty_layer(experts, index, group, device) for index in order}
@@ -162,6 +162,8 @@ def _outcome(ranks: Sequence[Any], options: argparse.Namespace) -> tuple[list[di
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="bench.expert_recut", description=__doc__)
     parser.add_argument("--experts", type=int, default=32, help="of a layer (default: 32)")
+    parser.add_argument("--hidden", type=int, default=4096, help="columns of an expert (default: 4096)")
+    parser.add_argument("--width", type=int, default=4096, help="outputs of an expert's FC1 (default: 4096)")
     parser.add_argument("--staging-mib", type=int, default=STAGING_BYTES >> 20, help="for what is sent and received")
     parser.add_argument("--fault", choices=("die", "stall"), help="what rank 1 does within the second exchange")
     parser.add_argument("--world", type=int, default=2, help="ranks (default: 2)")

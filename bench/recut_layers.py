@@ -1,4 +1,4 @@
-"""A layer's routed experts at Muse Spark Open's widths: as vLLM has loaded them with EP, and what a rank must hold.
+"""A layer's routed experts for `bench.expert_recut`: as vLLM has loaded them with EP, and what a rank must hold.
 
 Every expert is drawn from its own seed, so that each rank can draw all of them, one after the other: there is no
 checkpoint in a file.
@@ -16,7 +16,6 @@ from jitspark.runtime.ranks import RankGroup
 from kernel_specs.nvfp4_grouped_gemm_partial.layout import repack_down
 from kernel_specs.nvfp4_grouped_gemm_swiglu.layout import repack_gate_up
 
-HIDDEN, WIDTH = 4096, 4096  # of the real experts: columns, and outputs of FC1
 NVFP4_LAYER, BF16_LAYER = 0, 1
 BYTES, E4M3 = torch.uint8, torch.float8_e4m3fn
 
@@ -26,8 +25,8 @@ class Experts:
     """The fields of a geometry's experts that are read."""
 
     num_local_experts: int
-    moe_hidden_size: int = HIDDEN
-    moe_intermediate_size: int = WIDTH
+    moe_hidden_size: int
+    moe_intermediate_size: int
     weight_dtype: str = "nvfp4"
     bf16_layers: tuple[int, ...] = (BF16_LAYER,)
 
@@ -48,22 +47,23 @@ class MuseSparkUnquantizedFusedMoE(StockMethod):
     pass
 
 
-def drawn(layer: int, expert: int, seed: int, device: torch.device) -> dict[str, Tensor]:
+def drawn(experts: Experts, layer: int, expert: int, seed: int, device: torch.device) -> dict[str, Tensor]:
     """One expert as a checkpoint has it, by vLLM's parameter; the same on every rank."""
+    hidden, width = experts.moe_hidden_size, experts.moe_intermediate_size
     generator = torch.Generator(device=device).manual_seed((seed * 2 + layer) * 100_003 + expert)
 
     def integers(low: int, high: int, *shape: int) -> Tensor:
         return torch.randint(low, high, shape, dtype=torch.int16, generator=generator, device=device)
 
     if layer == BF16_LAYER:
-        shapes = {"w13_weight": (2 * WIDTH, HIDDEN), "w2_weight": (HIDDEN, WIDTH)}
+        shapes = {"w13_weight": (2 * width, hidden), "w2_weight": (hidden, width)}
         return {name: integers(-(2**15), 2**15, *shape).view(torch.bfloat16) for name, shape in shapes.items()}
     scales = torch.rand(6, generator=generator, device=device) + 1e-3
     return {
-        "w13_weight": integers(0, 256, 2 * WIDTH, HIDDEN // 2).to(BYTES),
-        "w13_weight_scale": integers(0, 0x7F, 2 * WIDTH, HIDDEN // 16).to(BYTES).view(E4M3),
-        "w2_weight": integers(0, 256, HIDDEN, WIDTH // 2).to(BYTES),
-        "w2_weight_scale": integers(0, 0x7F, HIDDEN, WIDTH // 16).to(BYTES).view(E4M3),
+        "w13_weight": integers(0, 256, 2 * width, hidden // 2).to(BYTES),
+        "w13_weight_scale": integers(0, 0x7F, 2 * width, hidden // 16).to(BYTES).view(E4M3),
+        "w2_weight": integers(0, 256, hidden, width // 2).to(BYTES),
+        "w2_weight_scale": integers(0, 0x7F, hidden, width // 16).to(BYTES).view(E4M3),
         "w13_weight_scale_2": scales[:2],
         "w2_weight_scale_2": scales[2],
         "w13_input_scale": scales[3:5],
@@ -75,7 +75,7 @@ def empty_layer(experts: Experts, index: int, group: RankGroup, device: torch.de
     """A layer as vLLM makes it on this rank, before it loads anything."""
     here = experts.num_local_experts // group.size
     tensors = {}
-    for name, one in drawn(index, 0, 0, device).items():
+    for name, one in drawn(experts, index, 0, 0, device).items():
         count = experts.num_local_experts if name.endswith("input_scale") else here  # vLLM keeps those of all experts
         tensors[name] = torch.empty((count, *one.shape), dtype=one.dtype, device=device)
     parallel = SimpleNamespace(
@@ -94,7 +94,7 @@ def load(layer: Any, index: int, experts: Experts, group: RankGroup, seed: int) 
     """This rank's experts, and what each rank has of all."""
     here = experts.num_local_experts // group.size
     for expert in range(experts.num_local_experts):
-        for name, tensor in drawn(index, expert, seed, layer.w13_weight.device).items():
+        for name, tensor in drawn(experts, index, expert, seed, layer.w13_weight.device).items():
             place = expert if name.endswith("input_scale") else expert - group.rank * here
             if 0 <= place < len(getattr(layer, name)):
                 getattr(layer, name).data[place].copy_(tensor)
@@ -108,7 +108,7 @@ def differing(
     device = held["down.weight"].device
     scales = []
     for expert in range(experts.num_local_experts):
-        whole = drawn(index, expert, seed, device)
+        whole = drawn(experts, index, expert, seed, device)
         for name, wanted in _share(whole, group).items():
             if not torch.equal(held[name][expert].view(BYTES), wanted.view(BYTES)):
                 wrong.setdefault(name, []).append(expert)
