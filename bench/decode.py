@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from bench import forced_routing, machine, packed_cache
+from bench.part_times import part_of, parts
 from bench.plan_pack import Packed, load_plan_kernels, read_plans
 from bench.timing import Timing, read_rate, time_chains
 from jitspark.checking.check import cuda_graph
@@ -31,9 +32,6 @@ from jitspark.plans.plan import CUTE, Launch, Plan, Stage
 
 RESULTS = Path(__file__).resolve().parent / "results"
 STOCK = "stock"
-# operations that read the schedule or the ids of routing
-SCHEDULED = ("grouped_gemm_swiglu", "grouped_gemm_partial", "expert_combine_rmsnorm", "expert_reduce_rmsnorm_combine")
-Timed = Callable[[Mapping[str, Callable[[], None]]], Mapping[str, Timing]]  # runs by name -> what each took
 NUMBERS = {"rank": 0, "timeout_us": 2_000_000}
 UNIFORM = {8: 57, 16: 102, 32: 163, 64: 222}  # distinct experts of 256 where each token chooses 8 at random
 
@@ -224,8 +222,8 @@ def problems(name: str, executor: Executor, distinct: int) -> Iterator[str]:
     found: list[torch.Tensor] = []
 
     def note(launch: Launch, arguments: Sequence[Any]) -> None:
-        if launch.operation == forced_routing.ROUTING:
-            found.append(arguments[-1].clone())
+        if forced_routing.routes(launch):
+            found.append(arguments[forced_routing.index_of(launch, forced_routing.DISTINCT)].clone())
 
     if name != STOCK:
         executor.run(after=note)
@@ -237,38 +235,6 @@ def problems(name: str, executor: Executor, distinct: int) -> Iterator[str]:
     hidden = executor.outputs["hidden"]
     if name != STOCK and not bool(hidden.isfinite().all()):
         yield f"{name}: hidden states that are not finite"
-
-
-def parts(executor: Executor, name_of: Callable[[Launch], str], timed: Timed) -> dict[str, float]:
-    """Microseconds of the launches that `name_of` names alike, of all layers, without the others between them.
-
-    Routing is launched with what reads its schedule, which must be one, and taken off again.
-    """
-    launches = executor.plan.launches
-    routing = frozenset(each.name for each in launches if each.operation == forced_routing.ROUTING)
-    scheduled = {name_of(each) for each in launches if each.operation.endswith(SCHEDULED)}
-    groups = {
-        name: [each for each in launches if name_of(each) == name or (name in scheduled and each.name in routing)]
-        for name in dict.fromkeys(map(name_of, launches))
-    }
-    groups["routing alone"] = [each for each in launches if each.name in routing]
-    times = timed({name: _launching(executor, chosen) for name, chosen in groups.items()})
-    found = {name: each.median_us for name, each in times.items()}
-    alone = found.pop("routing alone")
-    return {name: us - (alone if name in scheduled else 0.0) for name, us in found.items()}
-
-
-def part_of(launch: Launch) -> str:
-    """The experts' rows are combined by the experts' provider, whoever brings them together."""
-    return "experts" if launch.operation == "expert_reduce_rmsnorm_combine" else launch.part
-
-
-def _launching(executor: Executor, launches: Sequence[Launch]) -> Callable[[], None]:
-    def run() -> None:
-        for launch in launches:
-            executor.launch(launch)
-
-    return run
 
 
 def _line(found: Mapping[str, Any]) -> str:

@@ -19,6 +19,7 @@ from bench.check_ranks import SHARED_OUT
 from bench.collectives_rank import Place
 from bench.decode import Point
 from bench.expert_parallel import PURPOSE, SLICES, WHOLE
+from bench.part_times import part_of, parts
 from bench.plan_pack import Packed, load_plan_kernels, read_plans
 from bench.rank_timing import time_together, unlike_over_replays
 from bench.timing import Timing, read_rate
@@ -197,7 +198,7 @@ class Rank:
             chains = {name: self._capture(run)[0] for name, run in runs.items()}
             return time_together(chains, self.place, self.options.replays, PART_STEPS)
 
-        return decode.parts(executor, decode.part_of if name == STOCK else group_of, timed)
+        return parts(executor, part_of if name == STOCK else group_of, timed)
 
     def _wrong(self, name: str, executor: Executor, distinct: int) -> Iterator[str]:
         self.place.barrier()
@@ -255,7 +256,7 @@ def floor_bytes(plan: Plan, point: Point, busiest: Mapping[str, int]) -> dict[st
         layer = layer_of(launch.name)
         whole = launch.operation.endswith(GROUPED) and layer in busiest
         weights = cost.weights * (busiest[layer] * plan.tp / point.distinct if whole else 1.0)
-        part = decode.part_of(launch)
+        part = part_of(launch)
         found[part] = found.get(part, 0.0) + weights + cost.cache
     return found
 

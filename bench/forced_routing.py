@@ -10,28 +10,47 @@ from dataclasses import replace
 import torch
 from torch import Generator, Tensor
 
-from jitspark.plans.plan import Buffer, Kind, Launch, Plan, TensorArgument
+from jitspark.plans.plan import READS, Buffer, Kind, Launch, Plan, TensorArgument
+from jitspark.plans.reference_executor import argument_names
 
-ROUTING = "sigmoid_bias_topk_routing"
+LOGITS, CHOSEN, DISTINCT = "logits", "topk_ids", "num_distinct_experts"  # arguments of a launch that routes
+SCHEDULE = ("route_offsets", CHOSEN)  # what reads one of these needs a routing before it
+
+
+def routes(launch: Launch) -> bool:
+    """Whether the launch routes, alone or besides other work."""
+    return DISTINCT in argument_names(launch)
+
+
+def reads_schedule(launch: Launch) -> bool:
+    names = zip(argument_names(launch), launch.arguments, strict=True)
+    return any(name in SCHEDULE and getattr(each, "role", "") in READS for name, each in names)
+
+
+def index_of(launch: Launch, argument: str) -> int:
+    return argument_names(launch).index(argument)
 
 
 def forced(plan: Plan) -> Plan:
-    """The plan with `<launch>.forced_logits`, an input, in the place of each layer's router logits."""
+    """The plan with `<layer>.forced_logits`, an input, in the place of each layer's router logits."""
     launches, buffers = [], list(plan.buffers)
     known = plan.buffer_named()
     for launch in plan.launches:
-        if launch.operation == ROUTING:
-            logits = launch.arguments[0]
+        if routes(launch):
+            arguments, index = list(launch.arguments), index_of(launch, LOGITS)
+            logits = arguments[index]
             assert isinstance(logits, TensorArgument)
             name = forced_name(launch)
             buffers.append(Buffer(name, Kind.INPUT, known[logits.buffer].shape, "float32"))
-            launch = replace(launch, arguments=(replace(logits, buffer=name), *launch.arguments[1:]))  # noqa: PLW2901
+            arguments[index] = replace(logits, buffer=name)
+            launch = replace(launch, arguments=tuple(arguments))  # noqa: PLW2901
         launches.append(launch)
     return replace(plan, launches=tuple(launches), buffers=tuple(buffers))
 
 
 def forced_name(launch: Launch) -> str:
-    return f"{launch.name}.forced_logits"
+    """`layers.3.forced_logits`, whichever launch of the layer routes."""
+    return f"{'.'.join(launch.name.split('.')[:2])}.forced_logits"
 
 
 def forced_logits(plan: Plan, distinct: int, generator: Generator) -> dict[str, Tensor]:
@@ -39,9 +58,9 @@ def forced_logits(plan: Plan, distinct: int, generator: Generator) -> dict[str, 
     known = plan.buffer_named()
     made = {}
     for launch in plan.launches:
-        if launch.operation == ROUTING:
+        if routes(launch):
             rows, experts = (int(size) for size in known[forced_name(launch)].shape)
-            topk = launch.arguments[-6]
+            topk = launch.arguments[index_of(launch, CHOSEN)]
             assert isinstance(topk, TensorArgument)
             slots = int(known[topk.buffer].shape[1])
             made[forced_name(launch)] = _logits(rows, slots, experts, distinct, generator)

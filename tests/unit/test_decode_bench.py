@@ -6,8 +6,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from bench import decode, decode_table  # noqa: E402
-from bench.forced_routing import ROUTING, forced, forced_logits  # noqa: E402
+from bench import decode, decode_table, part_times  # noqa: E402
+from bench.forced_routing import DISTINCT, forced, forced_logits, index_of, reads_schedule, routes  # noqa: E402
 from bench.timing import Timing  # noqa: E402
 from jitspark.checking.plan_arguments import random_step, random_weights  # noqa: E402
 from jitspark.geometry import deployment  # noqa: E402
@@ -28,8 +28,8 @@ def test_every_layer_routes_to_as_many_experts_as_asked(distinct):
     found = []
 
     def note(launch, arguments):
-        if launch.operation == ROUTING:
-            found.append(int(arguments[-1]))
+        if routes(launch):
+            found.append(int(arguments[index_of(launch, DISTINCT)]))
 
     executor.run(after=note)
 
@@ -67,33 +67,39 @@ def test_a_sweep_begins_with_what_was_asked_and_has_every_size_once():
     assert {point.context for point in points} == {2048, 32768, 131072}
 
 
-def test_parts_measured_alone_have_a_schedule_where_they_read_one():
-    plan = forced(decode_plan(deployment("tiny", 1), 8, "sm_90a"))
+@pytest.mark.parametrize(("geometry", "tp"), [("tiny", 1), ("tiny_swa", 2)])
+@pytest.mark.parametrize("name_of", [part_times.part_of, lambda launch: launch.part, lambda launch: launch.operation])
+def test_parts_measured_alone_have_a_schedule_where_they_read_one(geometry, tp, name_of):
+    plan = forced(decode_plan(deployment(geometry, tp), 8, "sm_90a"))
     launched = {}
 
     class Noting:
         """Notes what is launched instead of launching it."""
 
         def __init__(self):
-            self.plan, self.operations = plan, []
+            self.plan, self.launches = plan, []
 
         def launch(self, launch):
-            self.operations.append(launch.operation)
+            self.launches.append(launch)
 
     executor = Noting()
 
     def timed(runs):
         for name, run in runs.items():
-            executor.operations = launched[name] = []
+            executor.launches = launched[name] = []
             run()
         return {name: Timing(float(len(each)), 0.0, 0.0, 1, 1) for name, each in launched.items()}
 
-    found = decode.parts(executor, decode.part_of, timed)
+    found = part_times.parts(executor, name_of, timed)
 
-    assert ROUTING in launched["experts"]
-    assert ROUTING not in launched["projection"]
-    assert found["experts"] == len(launched["experts"]) - 4
-    assert "routing alone" not in found
+    names = list(map(name_of, plan.launches))
+    assert found == {name: names.count(name) for name in names}
+    for name in set(names):
+        order = launched[name]
+        assert any(map(routes, order)) or not any(map(reads_schedule, order))
+        assert [each for each in order if name_of(each) == name or not routes(each)] == [
+            each for each in plan.launches if name_of(each) == name
+        ]
 
 
 def test_a_result_becomes_tables(tmp_path):
