@@ -15,7 +15,8 @@ HEAD_DIM = 64
 BLOCK_SIZE = 16
 QK_NORM = 8.0  # the length of a query and of a key after their norm
 SOFTMAX_SCALE = 0.6841258107984375
-# One request of each, as far as there are requests; a single request is as long as its row of the block table.
+FULL_CONTEXT = 131072
+# One request of each, as far as there are requests; a single request is as long as `length_alone` says.
 LENGTHS = (8, 0, 2056, 15, 16, 17, 2047, 31, 2048, 0, 2049, 9, 71, 72, 73, 63, 64, 65, 1, 2063, 2064, 79, 1000, 2080)
 
 
@@ -101,7 +102,9 @@ def random_arguments(
     requests, query_length = axes["num_requests"], specialization.axes["query_length"]
     window = int(specialization.statics["sliding_window"])
     longest = axes["max_blocks"] * BLOCK_SIZE
-    lengths = [longest - 5] if requests == 1 else [min(LENGTHS[i % len(LENGTHS)], longest) for i in range(requests)]
+    lengths = (
+        [length_alone(longest)] if requests == 1 else [min(LENGTHS[i % len(LENGTHS)], longest) for i in range(requests)]
+    )
     order = 1 + torch.randperm(axes["num_blocks"] - 1, generator=generator, device=device)
     table = torch.zeros((requests, axes["max_blocks"]), dtype=torch.int32, device=device)
     allowed = torch.zeros((axes["num_blocks"], BLOCK_SIZE), dtype=torch.bool, device=device)
@@ -118,6 +121,13 @@ def random_arguments(
         "seq_lens": torch.tensor(lengths, dtype=torch.int32, device=device),
         "softmax_scale": SOFTMAX_SCALE,
     }
+
+
+def length_alone(longest: int) -> int:
+    """Of a single request whose row of the block table has room for `longest` keys: it ends within the last block, but
+    the longest context ends with it.
+    """
+    return longest - (5 if longest < FULL_CONTEXT else 0)
 
 
 def _queries(specialization: Specialization, num_tokens: int, generator: torch.Generator) -> Tensor:

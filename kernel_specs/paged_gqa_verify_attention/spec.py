@@ -38,12 +38,13 @@ BLOCK_BYTES = BLOCK_SIZE * 2 * HEAD_DIM * 2  # keys and values of one KV head
 HEADS = ((32, 4), (16, 2), (8, 1), (8, 2), (4, 1))
 MAX_BLOCKS = 130  # of a case's requests: up to 2080 keys
 LONG_BLOCKS = 2049  # up to 32784
+FULL_BLOCKS = 8192  # 131072 keys, the longest context
 
 
 def _case(
     query_length: int, heads: tuple[int, int], window: int, splits: int, *, requests: int = 24, blocks: int = MAX_BLOCKS
 ) -> Case:
-    """Requests of the lengths that reference.LENGTHS lists; one alone is as long as its row of the block table."""
+    """Requests of the lengths that reference.LENGTHS lists; one alone is as long as reference.length_alone says."""
     # reference.random_arguments makes a token-major cache when the number of splits is odd
     return Case(
         axes={
@@ -143,6 +144,10 @@ SPEC = KernelSpec(
         *(_case(8, (16, 2), window, 33) for window in (0, 64, 2048)),
         *(_case(8, (16, 2), window, splits, requests=1) for window in (0, 2048) for splits in (64, 33, 1)),
         *(_case(8, (16, 2), window, 64, requests=1, blocks=LONG_BLOCKS) for window in (0, 2048)),
+        *(
+            _case(8, (16, 2), window, splits, requests=1, blocks=FULL_BLOCKS)
+            for window, splits in ((0, 64), (2048, 33))
+        ),
     ),
     instructions=("UTMALDG", "CCTL", "LDSM", "HMMA", "MUFU", "SYNCS", "ACQBULK"),
 )

@@ -15,8 +15,12 @@ COMBINE = load_spec("splitkv_combine_rmsnorm_sigmoid_gate")
 EPS = 1e-5
 
 
+LONGEST = 2049  # blocks of a request: the mask of longer ones takes gigabytes
+
+
 def cases(spec):
-    return [pytest.param(case, id=str(i)) for i, case in enumerate(spec.cases) if case.axes["num_tokens"] <= 64 * 8]
+    small = [case for case in spec.cases if case.axes["num_tokens"] <= 64 * 8]
+    return [pytest.param(c, id=str(i)) for i, c in enumerate(small) if c.axes.get("max_blocks", 0) <= LONGEST]
 
 
 def partials(case, arguments):
