@@ -41,6 +41,7 @@ PART_STEPS = 20  # the same of the launches of a part
 EXCHANGE = "all_reduce"  # the part of a plan
 EXCHANGES = "exchanges"  # all of its launches, those that finish experts' rows included
 GROUPED = ("grouped_gemm_swiglu", "grouped_gemm_partial")
+SPARE_BYTES = 3e9  # of graphs, libraries and work space
 UNLIKELY = -11.0  # forced logits below this are those of experts that nobody chose
 
 
@@ -91,6 +92,14 @@ class Rank:
                 dist.broadcast(weight, 0, group=self.place.group.process_group)
         self.place.synchronize()
         return weights
+
+    def fits(self, point: Point) -> bool:
+        """Whether the keys and values of the point's requests fit beside the weights, on every rank."""
+        plan = self._plan(point.rows, CUTE)
+        needed = SPARE_BYTES + sum(each.cache for each in costs(plan, Workload(point.context, point.distinct)))
+        torch.cuda.empty_cache()
+        free, _ = torch.cuda.mem_get_info()
+        return self._slowest(needed - free) <= 0
 
     def measure(self, point: Point, rate: float, *, details: bool) -> dict[str, Any]:
         """Everything that is asked of one point; `details` are the parts' times and the bits over many replays."""
@@ -205,6 +214,7 @@ class Rank:
         yield from decode.problems(name, executor, distinct)
 
     def _slowest(self, value: float) -> float:
+        """The largest of all ranks'."""
         own = torch.tensor([float(value)], dtype=torch.float64, device=self.place.device)
         return float(self.place.group.gather(own).max())
 

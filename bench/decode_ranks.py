@@ -97,6 +97,10 @@ def _measured(make: Any, rate: float, options: argparse.Namespace) -> Iterator[d
     for experts in options.experts:
         rank, seen = make(experts), set()
         for point in points(options):
+            if not rank.fits(point):
+                if options.rank == 0:
+                    print(f"{experts}: {point} does not fit into the GPUs' memory: left out", flush=True)
+                continue
             yield rank.measure(point, rate, details=point.rows not in seen)
             seen.add(point.rows)
         rank.release()
