@@ -38,8 +38,8 @@ def pair(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def built(tiny_nvfp4, one_rank, pair):  # noqa: ARG001 - vLLM's groups
-    """vLLM's model of the quantized checkpoint, as on Hopper; what would need a GPU there is left out."""
+def hopper(one_rank):  # noqa: ARG001 - vLLM's groups
+    """Classes and methods as on Hopper; what would need a GPU there is left out."""
     import vllm_backbone as backbone
     from vllm.model_executor.layers.fused_moe.oracle.nvfp4 import NvFp4MoeBackend
     from vllm.model_executor.layers.quantization import modelopt
@@ -50,9 +50,15 @@ def built(tiny_nvfp4, one_rank, pair):  # noqa: ARG001 - vLLM's groups
         patch.setattr(modelopt, "select_nvfp4_moe_backend", lambda **_: (NvFp4MoeBackend.MARLIN, None))
         method = muse_moe_runner.MuseSparkModelOptNvFp4FusedMoE
         patch.setattr(method, "process_weights_after_loading", lambda *_: None)
-        model = backbone.build(tiny_nvfp4, load_file(pair.nvfp4 / "target" / "model.safetensors"))
-        decode = model.bind_decode(tiny_nvfp4, torch.device("cpu"))
-        yield SimpleNamespace(model=model, decode=decode, served=model.prepared.deployment, pair=pair)
+        yield backbone
+
+
+@pytest.fixture(scope="module")
+def built(tiny_nvfp4, hopper, pair):
+    """vLLM's model of the quantized checkpoint, and its decode."""
+    model = hopper.build(tiny_nvfp4, load_file(pair.nvfp4 / "target" / "model.safetensors"))
+    decode = model.bind_decode(tiny_nvfp4, torch.device("cpu"))
+    return SimpleNamespace(model=model, decode=decode, served=model.prepared.deployment, pair=pair)
 
 
 def test_the_codes_mean_the_weights_that_they_were_made_of(pair):
@@ -146,3 +152,21 @@ def test_a_step_is_judged_by_its_references_and_stays_near_the_unquantized_model
     assert first["steps_by_rows"] == {16: 1} and first["logits_rows"] == first["same_choice"] == LENGTH
     assert first["problems"] == first["unlike_the_graph"] == [] and first["hidden_error"] == 0.0
     assert "(3, 5)" in second["unlike_the_graph"][0] and second["hidden_error"] > 0.0
+
+
+def test_a_checkpoint_whose_scales_are_none_is_stock_s_where_that_is_chosen(tiny_nvfp4, hopper, pair, monkeypatch):
+    from jitspark.errors import WeightsError
+    from jitspark.runtime import decode_backend
+
+    weights = load_file(pair.nvfp4 / "target" / "model.safetensors")
+    weights["model.language_model.layers.2.mlp.experts.down_proj_weight_scale"].view(BYTES)[7, 0, 0] = 0x7F
+    with pytest.raises(WeightsError, match="layer 2, routed experts: found no w2_weight_scale from the checkpoint"):
+        hopper.build(tiny_nvfp4, weights)
+
+    asked = tiny_nvfp4.additional_config
+    chosen = {**asked, "jitspark": {**asked["jitspark"], "on_error": "stock"}}
+    monkeypatch.setattr(tiny_nvfp4, "additional_config", chosen)
+    model = hopper.build(tiny_nvfp4, weights)
+
+    assert model.expert_shares.given_up and decode_backend(tiny_nvfp4) == "auto", "which the draft is built from"
+    assert model.bind_decode(tiny_nvfp4, torch.device("cpu")) is None and model.specialized is None
