@@ -36,8 +36,6 @@ from jitspark.plans.reference_executor import argument_names
 ALONE = "cute alone"  # our step with exchanges whose peers are this rank itself
 NCCL, STOCK = nccl_exchanges.NCCL, nccl_exchanges.STOCK
 TIMEOUT_US = 20_000_000
-STEPS = 4  # replays in a row of a timed span: ranks begin it some 20 us apart
-PART_STEPS = 20  # the same of the launches of a part
 EXCHANGE = "all_reduce"  # the part of a plan
 EXCHANGES = "exchanges"  # all of its launches, those that finish experts' rows included
 GROUPED = ("grouped_gemm_swiglu", "grouped_gemm_partial")
@@ -124,7 +122,7 @@ class Rank:
             found["equal_replays"] = self.options.equal_replays
             problems += self._unlike(executors[CUTE], captured[CUTE][0], generator)
         replays = {name: replay for name, (replay, _) in captured.items()}
-        found["timings"] = _plain(time_together(replays, self.place, self.options.replays, STEPS))
+        found["timings"] = _plain(time_together(replays, self.place, self.options.replays))
         if details:
             found["parts_us"] = {name: self._parts(name, each) for name, each in executors.items()}
         found["bind_s"] = {name: self._slowest(each.report.seconds) for name, each in executors.items()}
@@ -205,7 +203,7 @@ class Rank:
 
         def timed(runs: Mapping[str, Callable[[], None]]) -> Mapping[str, Timing]:
             chains = {name: self._capture(run)[0] for name, run in runs.items()}
-            return time_together(chains, self.place, self.options.replays, PART_STEPS)
+            return time_together(chains, self.place, self.options.replays)
 
         return parts(executor, part_of if name == STOCK else group_of, timed)
 

@@ -11,26 +11,40 @@ from jitspark.checking.guarded import bits
 
 Replay = Callable[[], None]
 
+SPAN_US = 8000.0  # of replays in a row: ranks begin it some 20 us apart
+MOST_STEPS = 200
 BLOCK = 50  # replays between which an input changes
 DRIFT = 50  # of so many replays a rank begins one late
 DRIFT_CYCLES = 20_000  # some 10 us
 
 
-def time_together(replays: Mapping[str, Replay], place: Place, repeats: int, steps: int) -> dict[str, Timing]:
-    """Microseconds per step on the slowest rank: of `steps` in a row, which all ranks begin together, `repeats` times.
+def time_together(replays: Mapping[str, Replay], place: Place, repeats: int) -> dict[str, Timing]:
+    """Microseconds per step on the slowest rank: of spans of steps that all ranks begin together, `repeats` times.
 
-    Graphs take turns, so that all see the same clocks.
+    A span lasts about SPAN_US. Graphs take turns, so that all see the same clocks.
     """
+    steps = {name: _steps(replay, place) for name, replay in replays.items()}
     spans: dict[str, list[float]] = {name: [] for name in replays}
-    for number in range(repeats + 1):
+    for _ in range(repeats):
         for name, replay in replays.items():
             place.barrier()
-            span = _span(replay, steps)
-            if number:  # the first one warms up
-                spans[name].append(span)
+            spans[name].append(_span(replay, steps[name]))
     own = torch.tensor(list(spans.values()), dtype=torch.float64, device=place.device)
     slowest = place.group.gather(own).amax(dim=0).tolist()
-    return {name: _timing(values, steps) for name, values in zip(spans, slowest, strict=True)}
+    return {name: _timing(values, steps[name]) for name, values in zip(spans, slowest, strict=True)}
+
+
+def _steps(replay: Replay, place: Place) -> int:
+    """How many replays make a span, the same on every rank; the first ones warm up."""
+    place.barrier()
+    _span(replay, 2)
+    place.barrier()
+    own = torch.tensor([_span(replay, 2)], dtype=torch.float64, device=place.device)
+    return steps_of(float(place.group.gather(own).max()))
+
+
+def steps_of(us: float) -> int:
+    return max(1, min(MOST_STEPS, round(SPAN_US / us)))
 
 
 def _span(replay: Replay, steps: int) -> float:

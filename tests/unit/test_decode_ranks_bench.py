@@ -200,3 +200,8 @@ def test_a_result_becomes_a_table(tmp_path):
     assert text.startswith("before")
     assert text.endswith("after\n")
     assert "old" not in text
+
+
+@pytest.mark.parametrize(("us", "steps"), [(60.0, 133), (6800.0, 1), (1700.0, 5), (20000.0, 1), (0.5, 200)])
+def test_spans_are_long_beside_what_ranks_begin_apart(us, steps):
+    assert rank_timing.steps_of(us) == steps
