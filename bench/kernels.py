@@ -149,7 +149,8 @@ def _chosen_parts(manifest: Mapping[str, Any], options: argparse.Namespace) -> l
     return [
         part
         for part in manifest.get("parts", [])
-        if part["num_tokens"] in options.m
+        if not options.alone
+        and part["num_tokens"] in options.m
         and part["tp"] in (options.tp or [part["tp"]])
         and (not options.kernel or any(launch["kernel"] in options.kernel for launch in part["launches"].values()))
         and (not options.part or any(text in part["part"] for text in options.part))
@@ -205,6 +206,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tp", type=int, nargs="+", help="TP sizes (default: all of the pack)")
     parser.add_argument("--kernel", action="append", default=[], help="only this kernel; may be repeated")
     parser.add_argument("--part", action="append", default=[], help="only parts whose name holds this; may be repeated")
+    parser.add_argument("--alone", action="store_true", help="launches alone, no parts of several")
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin nothing new after this many")
     parser.add_argument("--label", default="", help="what the result's file name ends in, such as _tp4")
     machine.add_arguments(parser, RESULTS)

@@ -137,11 +137,13 @@ def _excused(found: Comparison, who: Baseline, got: torch.Tensor, want: torch.Te
 
 
 def _nearest_case(specialization: Specialization) -> Case:
-    """The bounds of a case that shares most statics and sizes."""
+    """The bounds of a case with the same epilogue, if it has one, that shares most statics and sizes."""
+    epilogue = specialization.statics.get("epilogue")
 
-    def shared(case: Case) -> int:
+    def shared(case: Case) -> tuple[bool, int]:
         chosen = {**specialization.axes, **specialization.statics}
-        return sum({**case.axes, **case.statics}.get(name) == value for name, value in chosen.items())
+        alike = sum({**case.axes, **case.statics}.get(name) == value for name, value in chosen.items())
+        return case.statics.get("epilogue") == epilogue, alike
 
     return max(specialization.spec.cases, key=shared)
 

@@ -91,6 +91,14 @@ def test_an_output_that_a_baseline_returns_is_checked_too():
     assert max(each.margin for each in measure._check(Baseline("stand-in", returns_zeros), work)) > 100
 
 
+def test_a_launch_is_held_to_the_bounds_of_its_epilogue():
+    made = deployment("muse_spark_open", 4)
+    gated = [each for each in specializations(made, ["skinny_gemm_bf16"]) if each.statics["epilogue"] == "silu_mul"]
+
+    assert gated
+    assert {measure._nearest_case(each).statics["epilogue"] for each in gated} == {"silu_mul"}
+
+
 def test_negative_zeros_among_codes_are_no_difference_to_a_baseline():
     from bench.baselines import _unsigned_zeros
 
