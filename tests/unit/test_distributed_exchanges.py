@@ -11,7 +11,7 @@ from bench.check_distributed import COMBINE, deployments, packed_of, wanted_by  
 from jitspark.errors import MissingEntriesError  # noqa: E402
 from jitspark.geometry import deployment  # noqa: E402
 from jitspark.plans.draft import draft_plan  # noqa: E402
-from jitspark.runtime.distributed_exchanges import gathered_first  # noqa: E402
+from jitspark.runtime.distributed_exchanges import EXCHANGES, gathered_first  # noqa: E402
 
 SERVED, ROWS = next(iter(deployments(2)))
 TARGET = "sm_90a"
@@ -32,7 +32,7 @@ def test_all_exchanges_and_nothing_else_wait_for_a_gather():
     packed = packed_of(SERVED, ROWS, TARGET)
     found = replaced(packed.plan, SERVED, kernels_of(wanted_by(SERVED, packed)))
 
-    assert found == [launch for launch in packed.plan.launches if launch.part == "all_reduce"]
+    assert found == [launch for launch in packed.plan.launches if launch.operation in EXCHANGES]
     assert any(launch.operation == "expert_reduce_rmsnorm_combine" for launch in found)
 
 
@@ -40,7 +40,7 @@ def test_the_drafts_exchanges_need_no_other_kernel():
     served = deployment("tiny", 2)
     plan = draft_plan(served, 7, TARGET)
 
-    assert replaced(plan, served, {}) == [launch for launch in plan.launches if launch.part == "all_reduce"] != []
+    assert replaced(plan, served, {}) == [launch for launch in plan.launches if launch.operation in EXCHANGES] != []
 
 
 def test_a_plan_of_one_rank_stays_as_it_is():
