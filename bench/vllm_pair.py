@@ -93,6 +93,7 @@ def _summary(result: Mapping[str, Any]) -> dict[str, Any]:
     }
     return {
         "classes": result.get("classes"),
+        "decode_input": result.get("decode_input"),
         "import_s": round(result["import_s"], 1),
         "start_s": round(result["start_s"], 1),
         "first_s": round(result.get("first_s", 0.0), 1),

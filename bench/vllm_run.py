@@ -147,6 +147,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     found["start_s"] = time.perf_counter() - started
     executor = llm.llm_engine.engine_core.engine_core.model_executor
     if hasattr(executor, "driver_worker"):  # one rank, in this process
+        embeds = executor.driver_worker.worker.model_runner.uses_inputs_embeds
+        found["decode_input"] = "embeddings" if embeds else "token ids"
         started = time.perf_counter()
         found["classes"] = _record(llm, executor.driver_worker.worker.model_runner, options.out)
         found["first_s"] = time.perf_counter() - started  # what is compiled for a first request is in it
