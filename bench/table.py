@@ -182,8 +182,9 @@ def _left_out(result: Mapping[str, Any]) -> Iterator[str]:
     if result.get("failed"):
         found = [f"* {each['part']}: {each['problem']}" for each in result["failed"]]
         yield "\n".join(["Not measured, because of an error:", "", *found])
-    if result.get("not_reached"):
-        yield f"Not reached before the run's time was over: {'; '.join(result['not_reached'])}."
+    if late := result.get("not_reached"):
+        more = f" and the {len(late) - 1} behind it" if len(late) > 1 else ""
+        yield f"Not reached before the run's time was over: {late[0]}{more}."
 
 
 def _place(each: Mapping[str, Any]) -> str:

@@ -249,10 +249,12 @@ def test_a_part_names_every_contender_and_what_was_absent():
 
 def test_a_table_says_what_a_run_did_not_get_to_and_what_went_wrong():
     failed = [{"part": "router, TP 8, M = 8", "problem": "RuntimeError: no memory"}]
-    text = table.markdown({**result(), "failed": failed, "not_reached": ["lm_head, TP 8, M = 64"]}, "x.json")
+    text = table.markdown(
+        {**result(), "failed": failed, "not_reached": ["lm_head, TP 8, M = 64", "router, TP 8, M = 64"]}, "x.json"
+    )
 
     assert "* router, TP 8, M = 8: RuntimeError: no memory" in text
-    assert "Not reached before the run's time was over: lm_head, TP 8, M = 64." in text
+    assert "time was over: lm_head, TP 8, M = 64 and the 1 behind it." in text
 
 
 def test_shared_memory_follows_from_the_tiling():
