@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from bench import machine, packed_cache
-from bench.collective_cases import NAMES
+from bench.collective_cases import CHECKED
 from bench.rank_world import Values, World, draw_world, launcher, wire_simulated
 from jitspark.checking.check import cuda_graph
 from jitspark.checking.compare import compare
@@ -189,7 +189,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     target = machine.own_target()
-    work = [(load_spec(name), case) for size in options.world for name, case in chosen_cases(NAMES, size)]
+    work = [(load_spec(name), case) for size in options.world for name, case in chosen_cases(CHECKED, size)]
     specializations = [spec.specialize_case(case) for spec, case in work]
     with packed_cache.cache_root(options) as root:
         kernels: Kernels = load_kernels(root, specializations, target)

@@ -110,6 +110,7 @@ class KernelSpec:
 
     What a plan must know of a launch, besides its arguments: `early_reads` are the arguments that it reads before it
     waits for the launch before; `triggers_early` says that it lets the next launch begin before it has waited itself;
+    `early_writes` are outputs that every later launch sees, as they are complete before it lets the next one begin;
     `partial_outputs` are arguments of which it reads nothing and writes a part.
 
     None of these, nor the cases, the reference and the list of targets decide a byte of an artifact or enter a key.
@@ -128,6 +129,7 @@ class KernelSpec:
     instructions: tuple[str, ...] = field(default=(), compare=False)
     early_reads: tuple[str, ...] = field(default=(), compare=False)
     triggers_early: bool = field(default=False, compare=False)
+    early_writes: tuple[str, ...] = field(default=(), compare=False)
     partial_outputs: tuple[str, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
@@ -227,9 +229,11 @@ def _argument_problems(spec: KernelSpec) -> Iterator[str]:
         if isinstance(arg, Tensor):
             yield from _tensor_problems(spec, arg)
     names = {arg.name: arg for arg in spec.args if isinstance(arg, Tensor)}
-    for name in (*spec.early_reads, *spec.partial_outputs):
-        if name not in names or (name in spec.partial_outputs and names[name].role == "in"):
-            yield f"early_reads or partial_outputs {name!r}"
+    for name in (*spec.early_reads, *spec.early_writes, *spec.partial_outputs):
+        if name not in names or (name not in spec.early_reads and names[name].role == "in"):
+            yield f"early_reads, early_writes or partial_outputs {name!r}"
+    if spec.triggers_early and spec.early_writes:
+        yield f"early_writes {spec.early_writes[0]!r} of a kernel that triggers early"
 
 
 def _tensor_problems(spec: KernelSpec, arg: Tensor) -> Iterator[str]:

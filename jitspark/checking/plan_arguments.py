@@ -65,6 +65,9 @@ def _weight(buffer: Buffer, use: Use, shape: tuple[int, ...], columns: int, gene
     device = generator.device
     makers: Mapping[tuple[str, str], Callable[[], Tensor]] = {
         ("rmsnorm_nvfp4_quantize", "global_scale"): lambda: torch.full(shape, INPUT_SCALE, device=device),
+        ("allgather_rmsnorm_nvfp4_quantize_routing", "global_scale"): lambda: torch.full(
+            shape, INPUT_SCALE, device=device
+        ),
         ("nvfp4_grouped_gemm_swiglu", "global_scale"): lambda: torch.full(shape, HIDDEN_SCALE, device=device),
         ("nvfp4_grouped_gemm_swiglu", "gate_up_scales"): lambda: _near(INPUT_SCALE, columns, shape, generator),
         ("nvfp4_grouped_gemm_partial", "down_scales"): lambda: _near(HIDDEN_SCALE, columns, shape, generator),

@@ -30,6 +30,7 @@ TILING = frozenset((
 # Quantized bytes: where a value lies next to a tie, FP32 and float64 round it to neighbouring codes
 QUANTIZED = {
     "rmsnorm_nvfp4_quantize": ("codes", "scales"),
+    "allgather_rmsnorm_nvfp4_quantize_routing": ("codes", "scales"),
     "nvfp4_grouped_gemm_swiglu": ("out_codes", "out_scales"),
 }
 TIES = 0.005  # of the bytes

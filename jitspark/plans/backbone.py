@@ -2,8 +2,8 @@
 
 Several ranks exchange inside the kernels: the residual boundaries behind o_proj and unpooler, the pooler's columns, and
 the experts' partial rows; a rank alone has the same step without. Launches stand in the order of the step, and where a
-kernel reads ahead of the launch before (`early_reads`) there is one between writer and reader. A rank's experts are a
-slice of each.
+kernel reads ahead of the launch before (`early_reads`) there is one between writer and reader, or the writer is done
+with it before others may begin (`early_writes`). A rank's experts are a slice of each.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,9 +15,10 @@ from jitspark.plans.attention_launches import AttentionLaunches
 from jitspark.plans.builder import Given, Header, Keys, PlanBuilder
 from jitspark.plans.exchange_launches import exchange_of, gather_columns
 from jitspark.plans.expert_launches import ROWS_DTYPE, SCHEDULE, ExpertLaunches
-from jitspark.plans.plan import Kind, Plan, Stage
+from jitspark.plans.plan import CUTE, Kind, Plan, Stage
 from jitspark.spec import Specialization
 from kernel_specs.allgather_gated_residual_rmsnorm import spec as allgather_gated_residual_rmsnorm
+from kernel_specs.allgather_rmsnorm_nvfp4_quantize_routing import spec as allgather_rmsnorm_nvfp4_quantize_routing
 from kernel_specs.allreduce_gated_residual_rmsnorm import spec as allreduce_gated_residual_rmsnorm
 from kernel_specs.expert_combine_rmsnorm import spec as expert_combine_rmsnorm
 from kernel_specs.expert_reduce_rmsnorm_combine import spec as expert_reduce_rmsnorm_combine
@@ -30,6 +31,7 @@ from kernel_specs.skinny_gemm_bf16 import spec as skinny_gemm_bf16
 
 NORM, PROJECTION, ROUTER = "boundary_norm", "projection", "router"
 EXPERTS, EXCHANGE, LOGITS = "experts", "all_reduce", "logits"
+POOLER = "feed_forward.pooler.weight"
 
 
 def decode_plan(
@@ -169,8 +171,7 @@ class _Step:
     def feed_forward(self, layer: int) -> None:
         """From the pre-FFN norm's output to the next layer's pre-QKV norm's, or the final norm's."""
         at = f"layers.{layer}"
-        self._route(layer)
-        self.experts.add(layer)
+        self._expert_rows(layer)
         self._combine(layer)
         last = layer == self.backbone.num_hidden_layers - 1
         tapped = layer in self.backbone.tap_layers
@@ -193,8 +194,8 @@ class _Step:
         served = allgather_gated_residual_rmsnorm.serving(self.backbone.hidden_size, self.rows, self.tp, boundary)
         self._exchange_boundary(f"{at}.post_ffn", served, {"shard": "ffn_branch_shard", **given}, "post_ffn")
 
-    def _route(self, layer: int) -> None:
-        """Router and pooler both read the norm's output; the schedule is complete a launch before the experts."""
+    def _expert_rows(self, layer: int) -> None:
+        """Router and pooler both read the norm's output; the schedule is complete before the experts may begin."""
         at, build = f"layers.{layer}", self.builder
         router = weights.dense(layer, "router", "feed_forward.router.weight")
         build.launch(
@@ -203,23 +204,33 @@ class _Step:
             router_gemm.serving(self.backbone, self.rows),
             {"activation": "ffn_input", "weight": router, "logits": "router_logits"},
         )
-        self._pool(layer)
         written = (*SCHEDULE, "topk_ids", "topk_weights", "num_distinct_experts")
         bias = weights.dense(layer, "router_bias", "feed_forward.expert_bias")
-        build.launch(
-            f"{at}.routing",
-            ROUTER,
-            sigmoid_bias_topk_routing.serving(self.backbone.experts, padded=True),
-            {"logits": "router_logits", "bias": bias, "is_padding": "is_padding", **{name: name for name in written}},
-        )
+        routing: dict[str, Given] = {"logits": "router_logits", "bias": bias, "is_padding": "is_padding"}
+        routing |= {name: name for name in written}
+        if self._in_one_launch(layer):
+            self._project(layer, "pooler_shard", "ffn_input", "pooled_shard", POOLER)
+            served = allgather_rmsnorm_nvfp4_quantize_routing.serving(self.backbone.experts, self.tp)
+            given: dict[str, Given] = {"shard": "pooled_shard", **self.experts.quantized(layer), **routing}
+            build.launch(f"{at}.expert_input", EXCHANGE, served, given | exchange_of(served, "expert_input"))
+            self.experts.add_quantized(layer)
+            return
+        self._pool(layer)
+        served = sigmoid_bias_topk_routing.serving(self.backbone.experts, padded=True)
+        build.launch(f"{at}.routing", ROUTER, served, routing)
+        self.experts.add(layer)
+
+    def _in_one_launch(self, layer: int) -> bool:
+        """Whether one kernel gathers, norms and quantizes the experts' input and routes: if all of it is ours to do."""
+        ours = all(self.builder.provider(part) == CUTE for part in (EXCHANGE, EXPERTS, ROUTER))
+        return ours and self.tp > 1 and self.experts.are_nvfp4(layer)
 
     def _pool(self, layer: int) -> None:
         """Pooled rows; of several ranks each multiplies its columns, and gathers the others'."""
-        tensor = "feed_forward.pooler.weight"
         if self.tp == 1:
-            self._project(layer, "pooler", "ffn_input", "pooled", tensor)
+            self._project(layer, "pooler", "ffn_input", "pooled", POOLER)
             return
-        self._project(layer, "pooler_shard", "ffn_input", "pooled_shard", tensor)
+        self._project(layer, "pooler_shard", "ffn_input", "pooled_shard", POOLER)
         columns = self.backbone.experts.moe_hidden_size
         name = f"layers.{layer}.pooler.gather"
         gather_columns(self.builder, name, "pooler", "pooled_shard", "pooled", columns, self.tp)

@@ -173,7 +173,8 @@ class PlanBuilder:
         role = "inout" if role == "state" else role  # whose memory it is does not matter to the order of launches
         buffer = self._buffers.get(_buffer_name(given)) or self._declared(given, role, shape, dtype)
         assert buffer.dtype == dtype, f"{buffer} as {dtype}"
-        return TensorArgument(buffer.name, role, arg.name in spec.early_reads, _seen(buffer, shape))
+        early = arg.name in (*spec.early_reads, *spec.early_writes)
+        return TensorArgument(buffer.name, role, early, _seen(buffer, shape))
 
     def _declared(self, given: Given, role: str, shape: tuple[Size, ...], dtype: str) -> Buffer:
         """A buffer that is named for the first time: a weight, an exchange's memory, or what this launch writes."""

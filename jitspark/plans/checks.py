@@ -165,24 +165,26 @@ def order_problems(launches: Sequence[Launch], named: Mapping[str, Buffer]) -> I
 
     A launch that waits first finds all before it complete. What it reads ahead of that must be complete when it can
     begin: two launches before, or as long ago as the launch before itself could begin, if that one lets it begin early.
+    What is written early is complete a launch sooner than the rest.
     """
     last_write = {name: BEFORE for name, buffer in named.items() if buffer.kind in GIVEN}
     complete = BEFORE  # the last launch that is complete when this one begins
     for index, launch in enumerate(launches):
-        writes = []
+        writes = {}
         for each in launch.tensors():
             name = each.buffer
             written = last_write.get(name)
             if each.role != "in":
-                writes.append(name)
+                sooner = each.early and each.role not in READS and not launch.triggers_early
+                writes[name] = index - sooner
+            if each.role not in READS:
+                continue
             if written is None:
-                if each.role in READS:
-                    needed = "a launch before that writes it"
-                    yield Problem(launch.name, f"{name} read before it is written", needed)
+                yield Problem(launch.name, f"{name} read before it is written", "a launch before that writes it")
             elif each.early and written > complete:
                 found = f"{name} read ahead of {launches[written].name}, which writes it"
                 yield Problem(launch.name, found, "a launch between the two that waits first")
-        last_write.update(dict.fromkeys(writes, index))
+        last_write |= writes
         complete = complete if launch.triggers_early else index - 1
     for name, buffer in named.items():
         if buffer.kind is Kind.OUTPUT and name not in last_write:

@@ -27,29 +27,31 @@ class ExpertLaunches:
         self._width = experts.intermediate_width(tp)
 
     def add(self, layer: int) -> None:
-        experts = self._experts
-        nvfp4 = experts.weight_dtype == "nvfp4" and layer not in experts.bf16_layers
-        (self._nvfp4 if nvfp4 else self._bf16)(layer)
+        if self.are_nvfp4(layer):
+            served = rmsnorm_nvfp4_quantize.serving(self._experts.moe_hidden_size, self._rows)
+            given: dict[str, Given] = {"x": "pooled", **self.quantized(layer)}
+            self._builder.launch(f"layers.{layer}.pre_expert_norm", PART, served, given)
+            self.add_quantized(layer)
+        else:
+            self._bf16(layer)
 
-    def _nvfp4(self, layer: int) -> None:
-        self._quantize(layer)
+    def add_quantized(self, layer: int) -> None:
+        """The GEMMs of a layer whose input somebody else has normed and `quantized`."""
         self._nvfp4_gate_up(layer)
         self._nvfp4_down(layer)
 
-    def _quantize(self, layer: int) -> None:
-        self._builder.launch(
-            f"layers.{layer}.pre_expert_norm",
-            PART,
-            rmsnorm_nvfp4_quantize.serving(self._experts.moe_hidden_size, self._rows),
-            {
-                "x": "pooled",
-                "weight": weights.norm(layer, "pre_expert_norm"),
-                "global_scale": weights.expert(layer, "input.global_scale", "w13_input_scale", "reciprocal_of_largest"),
-                "codes": "expert_codes",
-                "scales": "expert_scales",
-                "eps": self._eps,
-            },
-        )
+    def are_nvfp4(self, layer: int) -> bool:
+        return self._experts.weight_dtype == "nvfp4" and layer not in self._experts.bf16_layers
+
+    def quantized(self, layer: int) -> dict[str, Given]:
+        """The arguments of whoever norms and quantizes the layer's input."""
+        return {
+            "weight": weights.norm(layer, "pre_expert_norm"),
+            "global_scale": weights.expert(layer, "input.global_scale", "w13_input_scale", "reciprocal_of_largest"),
+            "codes": "expert_codes",
+            "scales": "expert_scales",
+            "eps": self._eps,
+        }
 
     def _nvfp4_gate_up(self, layer: int) -> None:
         def weight(name: str, tensor: str, layout: str = "nvfp4_gate_up_slice") -> Weight:

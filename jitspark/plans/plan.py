@@ -85,8 +85,8 @@ class TensorArgument:
     """A buffer in an argument's place.
 
     role: in, out, inout, or part: written in part, nothing of it read (rows of routes that nobody holds stay).
-    early: the kernel reads it before it waits for the launch before (`griddepcontrol.wait`), so it must have been
-    complete one launch earlier than that.
+    early: of what is read: before the kernel waits for the launch before (`griddepcontrol.wait`), so it must have been
+    complete one launch earlier than that. Of what is written: complete before the next launch can begin.
     shape: what the launch sees of a compact buffer, where that is not the buffer's own shape but as many elements.
     """
 

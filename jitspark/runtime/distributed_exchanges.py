@@ -32,6 +32,7 @@ EXCHANGES = (
     "allreduce_gated_residual_rmsnorm",
     "allgather_gated_residual_rmsnorm",
     "allgather_columns",
+    "allgather_rmsnorm_nvfp4_quantize_routing",
     EXPERT_REDUCE,
 )
 

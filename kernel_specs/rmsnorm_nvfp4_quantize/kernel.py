@@ -5,7 +5,8 @@ from collections.abc import Callable
 import cutlass
 from cutlass import cute
 
-from kernel_specs.primitives.nvfp4_codes import SIXTH, code_e2m1, reciprocal, round_e4m3
+from kernel_specs.primitives.nvfp4_codes import reciprocal
+from kernel_specs.primitives.nvfp4_rows import quantize_vector
 from kernel_specs.primitives.reduce import RowSum
 from kernel_specs.primitives.row_split import VECTOR, thread_vectors
 from kernel_specs.primitives.vector import dot, load_float32
@@ -44,19 +45,7 @@ def rmsnorm_nvfp4_quantize(
         values = load_float32(x[token, None], mine, VECTOR)
         square_sum = row_sum.all_reduce(0, dot(values, values))
         exact = values * cute.math.rsqrt(square_sum / hidden_size + eps, fastmath=True) * gain
-        normed = []
-        for i in cutlass.range_constexpr(0, VECTOR, 2):
-            normed += round_bfloat16_pair(exact[i], exact[i + 1])
-        largest = cutlass.Float32(0.0)
-        for i in cutlass.range_constexpr(VECTOR):
-            largest = cute.arch.fmax(largest, cute.arch.fmax(normed[i], -normed[i]))
-        largest = cute.arch.fmax(largest, cute.arch.shuffle_sync_bfly(largest, 1))
-        byte, block_scale = round_e4m3(scale * (largest * SIXTH))
-        factor = cutlass.select_(block_scale == 0.0, cutlass.Float32(0.0), reciprocal(block_scale * inverse_scale))
-
-        word = cutlass.Int32(0)
-        for i in cutlass.range_constexpr(VECTOR):
-            word = word | (code_e2m1(normed[i] * factor) << (4 * i))
+        word, byte = quantize_vector(exact, scale, inverse_scale)
         cute.recast_tensor(codes[token, None], cutlass.Int32)[mine[0]] = word
         if thread % 2 == 0:
             scales[token, mine[0] // 2] = cutlass.Uint8(byte)
@@ -81,13 +70,3 @@ def rmsnorm_nvfp4_quantize(
         )
 
     return host
-
-
-def round_bfloat16_pair(low: cutlass.Float32, high: cutlass.Float32) -> tuple[cutlass.Float32, cutlass.Float32]:
-    """Both rounded to BF16 by one instruction (conversions one by one run at a quarter of its rate)."""
-    return cute.arch.inline_ptx(
-        "{ .reg .b32 pair, part; cvt.rn.bf16x2.f32 pair, {$r1}, {$r0}; "
-        "shl.b32 part, pair, 16; mov.b32 {$w0}, part; and.b32 part, pair, 0xFFFF0000; mov.b32 {$w1}, part; }",
-        write_only_types=[cutlass.Float32, cutlass.Float32],
-        read_only_args=[low, high],
-    )

@@ -56,20 +56,31 @@ def random_arguments(
     The global scale is a power of two half of the time, so that quotients fall on ties; and it is sometimes so large
     or small that scales saturate or vanish.
     """
+    weight = random_weight(axes["hidden_size"], generator)
+    x = clear_rows(axes["num_tokens"], weight, generator)
+    return {"x": x, "weight": weight, "global_scale": random_global_scale(generator), "eps": EPS}
+
+
+def random_weight(hidden_size: int, generator: torch.Generator) -> Tensor:
+    return (0.2 * torch.randn(hidden_size, generator=generator, device=generator.device)).bfloat16()
+
+
+def random_global_scale(generator: torch.Generator) -> Tensor:
     device = generator.device
-    num_tokens, hidden_size = axes["num_tokens"], axes["hidden_size"]
-    weight = (0.2 * torch.randn(hidden_size, generator=generator, device=device)).bfloat16()
-    x = _draw(num_tokens, hidden_size, generator)
+    powers = 2.0 ** torch.randint(-8, 13, (1,), generator=generator, device=device)
+    factor = torch.where(torch.rand(1, generator=generator, device=device) < 0.5, 1.0, 1.37)
+    return (powers * factor).float()
+
+
+def clear_rows(num_tokens: int, weight: Tensor, generator: torch.Generator) -> Tensor:
+    """Rows whose norms under `weight` round clearly."""
+    x = _draw(num_tokens, len(weight), generator)
     for _ in range(ROUNDS):
         unclear = _unclear(x, weight)
         if not bool(unclear.any()):
-            break
-        x = torch.where(unclear[:, None], _draw(num_tokens, hidden_size, generator), x)
-    else:
-        raise AssertionError("no clear norms found")
-    powers = 2.0 ** torch.randint(-8, 13, (1,), generator=generator, device=device)
-    factor = torch.where(torch.rand(1, generator=generator, device=device) < 0.5, 1.0, 1.37)
-    return {"x": x, "weight": weight, "global_scale": (powers * factor).float(), "eps": EPS}
+            return x
+        x = torch.where(unclear[:, None], _draw(num_tokens, len(weight), generator), x)
+    raise AssertionError("no clear norms found")
 
 
 def _draw(num_tokens: int, hidden_size: int, generator: torch.Generator) -> Tensor:

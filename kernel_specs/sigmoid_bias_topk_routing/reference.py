@@ -55,6 +55,11 @@ def _schedule(
 def random_arguments(
     specialization: Specialization, axes: Mapping[str, int], generator: torch.Generator
 ) -> dict[str, Tensor]:
+    made: dict[str, Tensor] = random_choices(axes, generator, padded=bool(specialization.statics["padded"]))
+    return made
+
+
+def random_choices(axes: Mapping[str, int], generator: torch.Generator, *, padded: bool) -> dict[str, Tensor]:
     """Tokens of very different kinds, with choices that are either clear or exact ties; every third token padding."""
     device = generator.device
     num_tokens, experts = axes["num_tokens"], axes["num_experts"]
@@ -62,7 +67,7 @@ def random_arguments(
     bias = torch.randint(-2, 3, (experts,), generator=generator, device=device) / 8
     logits = _tokens(num_tokens, bias, axes["num_experts_per_tok"], generator)
     made = {"logits": logits, "bias": bias}
-    if specialization.statics["padded"]:
+    if padded:
         mask = torch.randint(3, (num_tokens,), generator=generator, device=device) == 0
         made["is_padding"] = mask.to(torch.uint8) * 255  # anything but 0
     return made

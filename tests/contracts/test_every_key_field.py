@@ -68,7 +68,7 @@ RECIPE = recipe_of(MADE, "sm_90a")
 ARGUMENTS = [(index, field.name) for index, arg in enumerate(SPEC.args) for field in dataclasses.fields(arg)]
 CONSTRAINTS = [(index, field.name) for index, c in enumerate(SPEC.constraints) for field in dataclasses.fields(c)]
 # What a spec says to people, to tests and to whoever makes a plan, not to the compiler.
-FOR_PLANS = {"early_reads", "triggers_early", "partial_outputs"}
+FOR_PLANS = {"early_reads", "triggers_early", "early_writes", "partial_outputs"}
 NOT_IN_BYTES = {"targets", "reference", "cases", "instructions"} | FOR_PLANS
 
 
@@ -127,6 +127,7 @@ def test_every_field_of_a_spec_that_reaches_the_compiler_changes_the_digest(fiel
         "reference": "reference:other",
         "cases": (Case({}, {}, {}, 0.0, 0.0),),
         "early_reads": ("x",),
+        "early_writes": ("out",),
         "partial_outputs": ("out",),
     }
     changed = with_spec(**{field: changes.get(field, a_different(getattr(SPEC, field)))})

@@ -11,12 +11,12 @@ torch = pytest.importorskip("torch")
 from gpu_cache import kernel_of  # noqa: E402
 
 from bench.check_exchanges import ROUNDS, check, check_silent_rank, chosen_cases, simulated_axes  # noqa: E402
-from bench.collective_cases import NAMES  # noqa: E402
+from bench.collective_cases import CHECKED  # noqa: E402
 from bench.rank_world import draw_world  # noqa: E402
 from jitspark.registry import load_spec  # noqa: E402
 
 SIZES, SEED, REPLAYS = (2, 4, 8), 5, 200
-CASES = [(name, case) for size in SIZES for name, case in chosen_cases(NAMES, size)]
+CASES = [(name, case) for size in SIZES for name, case in chosen_cases(CHECKED, size)]
 FIRST = list(
     {(name, case.axes["world_size"], case.statics.get("shots")): (name, case) for name, case in CASES}.values()
 )

@@ -15,6 +15,7 @@ from kernel_specs.paged_gqa_verify_attention.spec import num_splits
 
 TARGET = "sm_90a"
 KEYS = Keys(TARGET)
+EXPERT_INPUT = "allgather_rmsnorm_nvfp4_quantize_routing"
 DEPLOYMENTS = [("tiny", 1), ("tiny", 2), ("tiny_swa", 1), ("tiny_swa", 2), ("muse_spark_open", 8)]
 
 
@@ -60,7 +61,7 @@ def test_every_launch_passes_the_spec_s_arguments_in_the_spec_s_order(geometry, 
             shape = given.shape or buffers[given.buffer].shape
             assert len(shape) == len(arg.axes), (launch.name, arg.name)
             assert given.role == ("part" if arg.name in spec.partial_outputs else arg.role)
-            assert given.early is (arg.name in spec.early_reads)
+            assert given.early is (arg.name in (*spec.early_reads, *spec.early_writes))
         assert launch.triggers_early is spec.triggers_early
 
 
@@ -104,7 +105,7 @@ def test_one_rope_table_serves_all_layers(plan):
 
 def test_layers_0_and_61_have_bf16_experts_and_the_others_nvfp4(plan):
     assert layers(of(plan, "bf16_grouped_gemm_swiglu")) == layers(of(plan, "bf16_grouped_gemm_partial")) == [0, 61]
-    for operation in ("rmsnorm_nvfp4_quantize", "nvfp4_grouped_gemm_swiglu", "nvfp4_grouped_gemm_partial"):
+    for operation in (EXPERT_INPUT, "nvfp4_grouped_gemm_swiglu", "nvfp4_grouped_gemm_partial"):
         assert layers(of(plan, operation)) == list(range(1, 61))
     tiny = decode_plan(deployment("tiny", 1), 8, TARGET, keys=KEYS)
     assert layers(of(tiny, "bf16_grouped_gemm_swiglu")) == [0, 1, 2, 3]
@@ -132,7 +133,32 @@ def test_post_norms_have_their_epsilon_and_pre_norms_theirs(plan):
     for launch in (*of(plan, "allreduce_gated_residual_rmsnorm"), *of(plan, "allgather_gated_residual_rmsnorm")):
         assert [each.value for each in launch.arguments[-2:]] == [1e-8, 1e-5], launch.name
     assert {launch.arguments[-1].value for launch in of(plan, "expert_reduce_rmsnorm_combine")} == {1e-8}
-    assert {launch.arguments[-1].value for launch in of(plan, "rmsnorm_nvfp4_quantize")} == {1e-5}
+    assert {launch.arguments[-1].value for launch in of(plan, EXPERT_INPUT)} == {1e-5}
+
+
+def test_nvfp4_experts_have_their_input_and_their_schedule_from_one_launch(plan):
+    routed = layers(of(plan, EXPERT_INPUT))
+
+    assert routed == list(range(1, 61))
+    assert layers(of(plan, "sigmoid_bias_topk_routing")) == [0, 61]
+    assert layers([each for each in of(plan, "allgather_columns") if "pooler" in each.name]) == [0, 61]
+    assert not of(plan, "rmsnorm_nvfp4_quantize")
+    assert len(plan.launches) == 874
+    gate_up = of(plan, "nvfp4_grouped_gemm_swiglu")[0]
+    written = {each.buffer for each in of(plan, EXPERT_INPUT)[0].tensors() if each.role == "out" and each.early}
+    read = {each.buffer for each in gate_up.tensors() if each.early}
+    assert written == {"expert_ids", "route_offsets", "routes"} <= read
+
+
+@pytest.mark.parametrize("part", ["all_reduce", "experts", "router"])
+def test_where_another_provider_has_one_of_its_parts_these_are_launches_of_their_own(part):
+    made = decode_plan(deployment("muse_spark_open", 8), 8, TARGET, keys=KEYS, providers={part: "stock"})
+
+    assert not of(made, EXPERT_INPUT)
+    assert len(made.launches) == 994
+    for operation in ("sigmoid_bias_topk_routing", "allgather_columns"):
+        assert layers(of(made, operation)) == list(range(62))
+    assert layers(of(made, "rmsnorm_nvfp4_quantize")) == list(range(1, 61))
 
 
 def test_a_rank_alone_has_no_exchange_and_ranks_have_four_in_a_layer():

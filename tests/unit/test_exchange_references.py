@@ -12,9 +12,12 @@ from kernel_specs.expert_combine_rmsnorm.reference import expert_combine_rmsnorm
 from kernel_specs.gated_residual_rmsnorm.reference import gated_residual_rmsnorm  # noqa: E402
 from kernel_specs.primitives import exchange_reference as exchange  # noqa: E402
 from kernel_specs.primitives.inbox import slot_of  # noqa: E402
+from kernel_specs.rmsnorm_nvfp4_quantize.reference import rmsnorm_nvfp4_quantize  # noqa: E402
+from kernel_specs.sigmoid_bias_topk_routing.reference import sigmoid_bias_topk_routing  # noqa: E402
 
 REDUCE, GATHER = "allreduce_gated_residual_rmsnorm", "allgather_gated_residual_rmsnorm"
 COLUMNS, EXPERTS = "allgather_columns", "expert_reduce_rmsnorm_combine"
+INPUT = "allgather_rmsnorm_nvfp4_quantize_routing"
 
 
 def small_world(name, size=2, rounds=1, **statics):
@@ -44,7 +47,7 @@ def same_bits(one, other):
     return torch.equal(exchange.packets(one.contiguous()), exchange.packets(other.contiguous()))
 
 
-@pytest.mark.parametrize("name", [REDUCE, GATHER, COLUMNS, EXPERTS])
+@pytest.mark.parametrize("name", [REDUCE, GATHER, COLUMNS, EXPERTS, INPUT])
 @pytest.mark.parametrize("size", [2, 4, 8])
 def test_all_ranks_end_with_the_same_bits(name, size):
     world = small_world(name, size)
@@ -118,6 +121,23 @@ def test_columns_come_in_rank_order_and_keep_their_bits_but_for_zeros():
     assert (got[:, :4].view(torch.int16) != 0).any(), "no packet of zeros was tried"
 
 
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_the_experts_input_is_that_of_the_launches_that_it_stands_for(size):
+    world = small_world(INPUT, size)
+    apart = world.values(0, 0)
+    row = exchange.packets(torch.cat(list(world.rounds[0]), dim=-1))
+    given = (apart["weight"], apart["global_scale"], apart["codes"], apart["scales"], apart["eps"])
+    rmsnorm_nvfp4_quantize(row, *given)
+    routed = ("topk_ids", "topk_weights", "expert_ids", "route_offsets", "routes", "num_distinct_experts")
+    asked = (apart["logits"], apart["bias"], apart["is_padding"])
+    sigmoid_bias_topk_routing(*asked, *(apart[name] for name in routed), padded=True)
+
+    got = world.expected(size - 1, 0)
+
+    assert got.keys() == {"codes", "scales", *routed}
+    assert all(torch.equal(value.view(torch.uint8), apart[name].view(torch.uint8)) for name, value in got.items())
+
+
 @pytest.mark.parametrize("size", [2, 4, 8, 16])
 def test_expert_rows_are_summed_before_the_norm_and_combined(size):
     world = small_world(EXPERTS, size)
@@ -174,7 +194,7 @@ def test_deliver_puts_each_rank_where_its_kernel_would():
 
 
 def test_a_deployment_of_one_rank_asks_for_no_exchange_and_larger_ones_for_theirs():
-    names = [REDUCE, GATHER, COLUMNS, EXPERTS]
+    names = [REDUCE, GATHER, COLUMNS, EXPERTS, INPUT]
 
     assert specializations(deployment("tiny", 1), names) == ()
     for tp in (4, 8, 16):
