@@ -10,7 +10,7 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from bench import collectives_rank, machine
@@ -21,8 +21,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = _parser().parse_args(given)
     found, status = _run(given, options)
-    for each in found:
-        print(line(each))
     if options.device == "cuda":
         about = machine.description(options.commit)
         path = options.out / f"{machine.file_stem('collectives', about)}.json"
@@ -35,14 +33,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(given: Sequence[str], options: argparse.Namespace) -> tuple[list[dict[str, Any]], int]:
-    """What rank 0 found, and the first exit status of a rank that is not 0."""
+    """What rank 0 found, printed as it comes, and the first exit status of a rank that is not 0."""
     with tempfile.TemporaryDirectory(prefix="jitspark-ranks-") as folder:
         ranks = start_ranks("bench.collectives_rank", given, options.world, folder)
-        outputs = [rank.communicate()[0] for rank in ranks]
-    every = [[json.loads(each) for each in output.splitlines() if each.startswith("{")] for output in outputs]
+        first = [_told(each) for each in _findings(ranks[0].stdout or ())]
+        others = [list(_findings(rank.communicate()[0].splitlines())) for rank in ranks[1:]]
+        ranks[0].wait()
     status = next((rank.returncode for rank in ranks if rank.returncode), 0)
-    problems = [each for rank in every[1:] for each in rank if each["problems"]]
-    return [*every[0], *problems], status
+    problems = [_told(each) for rank in others for each in rank if each["problems"]]
+    return [*first, *problems], status
+
+
+def _findings(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+    return (json.loads(each) for each in lines if each.startswith("{"))
+
+
+def _told(found: dict[str, Any]) -> dict[str, Any]:
+    print(line(found), flush=True)
+    return found
 
 
 def line(found: dict[str, Any]) -> str:
