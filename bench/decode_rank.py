@@ -15,12 +15,14 @@ import torch
 import torch.distributed as dist
 
 from bench import decode, expert_parallel, forced_routing, machine, nccl_exchanges
+from bench.busiest_rank import busiest_experts, busiest_first, floor_bytes
 from bench.check_ranks import SHARED_OUT
 from bench.collectives_rank import Place
 from bench.decode import Point
 from bench.expert_parallel import PURPOSE, SLICES, WHOLE
 from bench.part_times import part_of, parts
 from bench.plan_pack import Packed, load_plan_kernels, read_plans
+from bench.rank_group import Ranks
 from bench.rank_timing import time_together, unlike_over_replays
 from bench.timing import Timing, read_rate
 from jitspark.checking.check import cuda_graph
@@ -38,9 +40,7 @@ NCCL, STOCK = nccl_exchanges.NCCL, nccl_exchanges.STOCK
 TIMEOUT_US = 20_000_000
 EXCHANGE = "all_reduce"  # the part of a plan
 EXCHANGES = "exchanges"  # all of its launches, those that finish experts' rows included
-GROUPED = ("grouped_gemm_swiglu", "grouped_gemm_partial")
 SPARE_BYTES = 3e9  # of graphs, libraries and work space
-UNLIKELY = -11.0  # forced logits below this are those of experts that nobody chose
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +68,34 @@ class Loaded:
         return Loaded(plans, kernels, unfused, seconds)
 
 
+class Alone(Ranks):
+    """One rank of a group whose others are not there: every peer's memory is its own, and nobody is waited for."""
+
+    __slots__ = ()
+
+    def gather(self, own: torch.Tensor) -> torch.Tensor:
+        return own[None]
+
+
+def alone(options: argparse.Namespace) -> Place:
+    """The only process, as the first of `world` ranks."""
+    device = torch.device("cuda", 0)
+    torch.cuda.set_device(device)
+    return Place(Alone(0, options.world, None), device, options.replays, timed=True)
+
+
 class Rank:
     """This rank with its share of the weights for one way of dealing out experts."""
 
     def __init__(self, loaded: Loaded, experts: str, place: Place, options: argparse.Namespace) -> None:
         self.loaded, self.experts, self.place, self.options = loaded, experts, place, options
-        self.size, self.rank = place.group.size, place.group.rank
+        self.size, self.rank, self.alone = place.group.size, place.group.rank, isinstance(place.group, Alone)
         ours = [each.plan for (how, _, provider), each in loaded.plans.items() if (how, provider) == (experts, CUTE)]
         self.weights = self._draw(ours)
-        most = max(plan.symmetric_bytes for plan in ours)
-        self.memory = SymmetricMemory(*map_peers(most, place.group.process_group, place.device))
+        self.memory: SymmetricMemory | None = None
+        if not self.alone:
+            most = max(plan.symmetric_bytes for plan in ours)
+            self.memory = SymmetricMemory(*map_peers(most, place.group.process_group, place.device))
 
     def _draw(self, plans: Sequence[Plan]) -> Tensors:
         """Shares that are this rank's alone, and whole weights as rank 0 has them, for any number of rows."""
@@ -86,7 +104,7 @@ class Rank:
         weights = random_weights(plans[0], generator, max_positions=positions)
         shares = shared_out(plans[0])
         for name, weight in weights.items():
-            if name not in shares:
+            if name not in shares and not self.alone:
                 dist.broadcast(weight, 0, group=self.place.group.process_group)
         self.place.synchronize()
         return weights
@@ -105,6 +123,8 @@ class Rank:
         ours = forced_routing.forced(self._plan(point.rows, CUTE))
         step = random_step(ours, [point.context] * (point.rows // ours.query_length), generator)
         logits = forced_routing.forced_logits(ours, point.distinct, generator)
+        if self.alone and self.experts == WHOLE:
+            logits = busiest_first(logits, self.size)
         inputs = {**step.inputs, **logits, **step.kv_caches}
         executors = {name: self._bound(name, point.rows, inputs) for name in self._variants()}
         captured = {name: self._capture(executor.run) for name, executor in executors.items()}
@@ -118,7 +138,7 @@ class Rank:
             "floor_us": sum(floor.values()) / rate,
             "busiest_experts": sum(busiest.values()) / len(busiest) if busiest else None,
         }
-        if details:
+        if details and not self.alone:
             found["equal_replays"] = self.options.equal_replays
             problems += self._unlike(executors[CUTE], captured[CUTE][0], generator)
         replays = {name: replay for name, (replay, _) in captured.items()}
@@ -139,6 +159,8 @@ class Rank:
 
     def _variants(self) -> list[str]:
         """What this way of dealing out experts is measured with; NCCL in our step, with slices alone."""
+        if self.alone:
+            return [ALONE, *(each for each in (STOCK,) if each in self.options.provider)]
         asked = [CUTE, ALONE, *(each for each in (NCCL, STOCK) if each in self.options.provider)]
         return [each for each in asked if each != NCCL or self.experts == SLICES]
 
@@ -151,7 +173,7 @@ class Rank:
         weights = {each: self.weights[each] for each, buffer in known.items() if buffer.kind is Kind.WEIGHT}
         given = {each: tensor for each, tensor in inputs.items() if each in known}
         memory = local_memory(plan, self.place.device)
-        if name == CUTE:
+        if name == CUTE and self.memory is not None:
             self.place.barrier()  # no other rank's earlier step still writes here
             memory = self.memory
             memory.local.zero_()
@@ -173,7 +195,8 @@ class Rank:
                 local = total // self.size
                 expert_map = torch.full((total,), -1, dtype=torch.int32, device=self.place.device)
                 expert_map[first : first + local] = torch.arange(local, dtype=torch.int32)
-            return {**expert_parallel.OPERATIONS, **nccl_exchanges.stock_exchanging(self.place.group, expert_map)}
+            group = None if self.alone else self.place.group
+            return {**expert_parallel.OPERATIONS, **nccl_exchanges.stock_exchanging(group, expert_map)}
         return dict(expert_parallel.OPERATIONS)
 
     @staticmethod
@@ -240,35 +263,6 @@ def group_of(launch: Launch) -> str:
     return EXCHANGES if launch.part == EXCHANGE else launch.part
 
 
-def busiest_experts(logits: Tensors, ranks: int) -> dict[str, int]:
-    """The most distinct experts that a rank with whole ones has in each layer, by the layer's name."""
-    made = {}
-    for name, each in logits.items():
-        chosen = (each > UNLIKELY).any(dim=0)
-        made[layer_of(name)] = int(chosen.view(ranks, -1).sum(dim=1).max())
-    return made
-
-
-def layer_of(name: str) -> str:
-    """`layers.3` of `layers.3.experts.down`."""
-    return ".".join(name.split(".")[:2])
-
-
-def floor_bytes(plan: Plan, point: Point, busiest: Mapping[str, int]) -> dict[str, float]:
-    """What each part must read on the busiest rank of each layer: weights and keys and values seen.
-
-    `busiest` distinct experts by layer where ranks have whole ones; else every rank reads as much.
-    """
-    found: dict[str, float] = {}
-    for launch, cost in zip(plan.launches, costs(plan, Workload(point.context, point.distinct)), strict=True):
-        layer = layer_of(launch.name)
-        whole = launch.operation.endswith(GROUPED) and layer in busiest
-        weights = cost.weights * (busiest[layer] * plan.tp / point.distinct if whole else 1.0)
-        part = part_of(launch)
-        found[part] = found.get(part, 0.0) + weights + cost.cache
-    return found
-
-
 def _plain(timings: Mapping[str, Timing]) -> dict[str, Any]:
     return {name: asdict(each) for name, each in timings.items()}
 
@@ -283,6 +277,7 @@ def head(loaded: Loaded, place: Place, options: argparse.Namespace) -> dict[str,
         "read_tb_per_s": float(every[:, 0].min()) / 1e6,
         "seed": options.seed,
         "tp": place.group.size,
+        "alone": isinstance(place.group, Alone),
         "geometry": some.about["geometry"],
         "layers": some.about["layers"],
         "plans": len(loaded.plans),

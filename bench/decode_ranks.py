@@ -5,7 +5,8 @@ Captured on every rank: our step with fused exchanges, the same with exchanges t
 NCCL, and that of vLLM's kernels over NCCL; with a slice of every expert on each rank, and with whole experts. All ranks
 begin a span of replays together, and the slowest one's time counts. Ranks' outputs must have the same bits over many
 replays. From a pack of `python -m bench.decode_ranks_pack`, which all ranks read and none writes. Writes
-bench/results/tp<N>_<gpu>_<commit or date>.json. Exit status 0 when all was right.
+bench/results/tp<N>_<gpu>_<commit or date>.json. Exit status 0 when all was right. With `--alone` one rank of the group
+on one GPU, as bin/bench-decode has it: with whole experts the busiest of each layer, for which the others would wait.
 """
 
 import argparse
@@ -32,6 +33,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(given)
     if options.rank is not None:
         return _rank(options)
+    if options.alone:
+        with packed_cache.cache_root(options) as root:
+            options.root, options.rank = root, 0
+            return _rank(options)
     with packed_cache.cache_root(options) as root, tempfile.TemporaryDirectory(prefix="jitspark-ranks-") as folder:
         command = [sys.executable, "-P", "-m", "bench.decode_ranks", *given]
         command += ["--root", str(root), "--store", f"{folder}/store"]
@@ -68,17 +73,18 @@ def _rank(options: argparse.Namespace) -> int:
     import torch.distributed as dist
 
     from bench.collectives_rank import joined
-    from bench.decode_rank import Loaded, Rank, head
+    from bench.decode_rank import Loaded, Rank, alone, head
     from jitspark.errors import JitsparkError
 
-    place = joined(options)
+    place = alone(options) if options.alone else joined(options)
     try:
         loaded = Loaded.read(options.root, options)
     except JitsparkError as error:
         print(f"bench-decode-ranks: rank {options.rank}: {error}", file=sys.stderr)
         return error.exit_code
     about = head(loaded, place, options)
-    path = options.out / f"{machine.file_stem(f'tp{options.world}', about['about'])}.json"
+    kind = f"tp{options.world}{'_one_rank' if options.alone else ''}"
+    path = options.out / f"{machine.file_stem(kind, about['about'])}.json"
     done: list[dict[str, Any]] = []
     for found in _measured(
         lambda experts: Rank(loaded, experts, place, options), about["read_tb_per_s"] * 1e6, options
@@ -87,8 +93,9 @@ def _rank(options: argparse.Namespace) -> int:
         if options.rank == 0:
             print(line(found), flush=True)
             write(path, about, done)  # what was measured before an interrupt or a fault is kept
-    with contextlib.suppress(RuntimeError):
-        dist.destroy_process_group()
+    if not options.alone:
+        with contextlib.suppress(RuntimeError):
+            dist.destroy_process_group()
     return 1 if any(each["problems"] for each in done) else 0
 
 
@@ -129,6 +136,7 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="bin/bench-decode-ranks", description=__doc__)
     packed_cache.add_arguments(made)
     made.add_argument("--world", type=int, required=True, help="ranks, each with a GPU")
+    made.add_argument("--alone", action="store_true", help="one of these ranks on one GPU, which exchanges with itself")
     made.add_argument("--m", type=int, nargs="+", default=[8, 16, 32, 64], help="rows (default: 8 16 32 64)")
     made.add_argument("--ctx", type=int, nargs="+", default=[32768, 2048, 131072], help="tokens of each request")
     made.add_argument("--distinct-experts", type=int, help="of each layer (default: what random choices come to)")

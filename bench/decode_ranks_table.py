@@ -16,8 +16,9 @@ EXPERTS = {"slices": "a slice of each", "whole": "whole ones"}
 def markdown(result: Mapping[str, Any], name: str) -> str:
     """What one result shows: its steps, and what was checked of them."""
     about, points = result["about"], result["points"]
+    where = "one rank alone, which exchanges with itself" if result.get("alone") else f"{result['tp']} GPUs"
     head = (
-        f"TP {result['tp']} on {result['tp']} GPUs: {about['gpu']}, driver {about['driver']}, torch {about['torch']}, "
+        f"TP {result['tp']}, {where}: {about['gpu']}, driver {about['driver']}, torch {about['torch']}, "
         f"{about['date']}; {result['layers']} layers; the slowest GPU's pure read ran at "
         f"{result['read_tb_per_s']:.3f} TB/s (`bench/results/{name}`). Times in ms."
     )
@@ -33,14 +34,15 @@ def _cells(found: Mapping[str, Any]) -> Iterator[str]:
     """In the order of HEAD. `found` has what its providers and `details` left there."""
     point = found["point"]
     times = {name: each["median_us"] for name, each in found["timings"].items()}
-    ours, floor = times["cute"], found["floor_us"]
-    exchanges = found.get("parts_us", {}).get("cute", {}).get("exchanges")
+    alone = "cute" not in times
+    ours, floor = times["cute alone" if alone else "cute"], found["floor_us"]
+    exchanges = found.get("parts_us", {}).get("cute alone" if alone else "cute", {}).get("exchanges")
     yield EXPERTS[found["experts"]]
     yield from (str(point[name]) for name in ("rows", "context", "distinct"))
     yield from (_ms(floor), _ms(ours), f"{ours / floor:.2f}")
     yield _ms(exchanges)
     yield "" if exchanges is None else f"{100 * exchanges / ours:.0f} %"
-    yield from (_ms(times.get(name)) for name in ("cute alone", "nccl", "stock"))
+    yield from (_ms(times.get(name)) for name in ("" if alone else "cute alone", "nccl", "stock"))
     yield f"{times['stock'] / ours:.2f}" if "stock" in times else ""
 
 
@@ -64,11 +66,12 @@ def _said(result: Mapping[str, Any]) -> Iterator[str]:
             f"With whole experts the busiest rank of a layer has {first['busiest_experts']:.1f} distinct ones of "
             f"{balanced:.1f} on average at M = {first['point']['rows']}."
         )
-    bind = max(each["bind_s"]["cute"] for each in points)
-    yield (
-        f"Each rank read {result['plans']} plans and loaded {result['kernels']} kernels from one read-only cache, all "
-        f"at one time, in {max(result['load_s']):.2f} s at most; binding took {bind * 1e3:.0f} ms at most."
-    )
+    if not result.get("alone"):
+        bind = max(each["bind_s"]["cute"] for each in points)
+        yield (
+            f"Each rank read {result['plans']} plans and loaded {result['kernels']} kernels from one read-only cache, "
+            f"all at one time, in {max(result['load_s']):.2f} s at most; binding took {bind * 1e3:.0f} ms at most."
+        )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -87,12 +87,17 @@ def nccl_operations(group: "Ranks", kernels: Mapping[str, Callable[..., Any]]) -
     return {(NCCL, name): operation for name, operation in made.items()}
 
 
-def stock_exchanging(group: "Ranks", expert_map: "torch.Tensor | None") -> Operations:
-    """All of stock's operations for one executor, with real exchanges. `expert_map` where a rank has whole experts."""
+def stock_exchanging(group: "Ranks | None", expert_map: "torch.Tensor | None") -> Operations:
+    """All of stock's operations for one executor, with real exchanges, or with copies where there is no group.
+
+    `expert_map` where a rank has whole experts.
+    """
     from jitspark.runtime.stock_experts import Experts
     from jitspark.runtime.stock_ops import gated_residual_rmsnorm, stock_operations
 
     experts = Experts(expert_map)
+    if group is None:
+        return stock_operations(experts)
 
     def boundary(operation: str, collect: Callable[["torch.Tensor"], "torch.Tensor"]) -> Operation:
         def call(*arguments: Any, **statics: Any) -> None:

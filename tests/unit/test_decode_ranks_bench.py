@@ -9,7 +9,15 @@ import pytest
 torch = pytest.importorskip("torch")
 msgspec = pytest.importorskip("msgspec")
 
-from bench import decode, decode_rank, decode_ranks, decode_ranks_table, rank_starts, rank_timing  # noqa: E402
+from bench import (  # noqa: E402
+    busiest_rank,
+    decode,
+    decode_rank,
+    decode_ranks,
+    decode_ranks_table,
+    rank_starts,
+    rank_timing,
+)
 from bench.decode_ranks_pack import served_at  # noqa: E402
 from bench.expert_parallel import CLEAR, FIRST_EXPERT, first_expert, with_whole_experts  # noqa: E402
 from bench.forced_routing import forced, forced_logits  # noqa: E402
@@ -71,15 +79,28 @@ def test_the_busiest_rank_is_what_a_step_with_whole_experts_waits_for(made):
     point = decode.Point(8, 2048, 57)
     logits = forced_logits(forced(slices), 57, torch.Generator().manual_seed(3))
 
-    busiest = decode_rank.busiest_experts(logits, 2)
+    busiest = busiest_rank.busiest_experts(logits, 2)
 
     assert list(busiest) == [f"layers.{layer}" for layer in range(4)]
     assert all(28 < each <= 57 for each in busiest.values())
-    even = decode_rank.floor_bytes(whole, point, dict.fromkeys(busiest, 28.5))
-    assert even == pytest.approx(decode_rank.floor_bytes(slices, point, {}), rel=1e-3)
-    uneven = decode_rank.floor_bytes(whole, point, dict.fromkeys(busiest, 57))
+    even = busiest_rank.floor_bytes(whole, point, dict.fromkeys(busiest, 28.5))
+    assert even == pytest.approx(busiest_rank.floor_bytes(slices, point, {}), rel=1e-3)
+    uneven = busiest_rank.floor_bytes(whole, point, dict.fromkeys(busiest, 57))
     assert uneven["experts"] == pytest.approx(2 * even["experts"], rel=1e-3)
     assert uneven["projection"] == even["projection"]
+
+
+def test_a_rank_alone_is_the_busiest_of_every_layer(made):
+    _, slices, _ = made
+    logits = forced_logits(forced(slices), 57, torch.Generator().manual_seed(3))
+
+    renamed = busiest_rank.busiest_first(logits, 8)
+
+    busiest = busiest_rank.busiest_experts(logits, 8)
+    for name, each in renamed.items():
+        counts = (each > busiest_rank.UNLIKELY).any(dim=0).view(8, -1).sum(dim=1)
+        assert int(counts[0]) == int(counts.max()) == busiest[busiest_rank.layer_of(name)]
+        assert torch.equal(each.sort(dim=1).values, logits[name].sort(dim=1).values)
 
 
 def test_shares_are_what_the_ranks_divide_and_norms_and_routers_are_whole(made):
@@ -191,6 +212,10 @@ def test_a_result_becomes_a_table(tmp_path):
     decode_ranks_table.main([str(tmp_path / "tp2_g_abc.json"), "--into", str(document)])
 
     text = document.read_text()
+    lone = {**result, "alone": True, "points": [point(8, "whole", timings={"cute alone": {"median_us": 1800.0}})]}
+    assert "| whole ones | 8 | 2048 | 57 | 1.000 | 1.800 | 1.80 |  |  |  |  |  |  |" in decode_ranks_table.markdown(
+        lone, "x"
+    )
     first = "| a slice of each | 8 | 2048 | 57 | 1.000 | 2.000 | 2.00 | 0.300 | 15 % | 1.900 |  | 5.000 | 2.50 |"
     assert first in text
     assert "| a slice of each | 16 | 2048 | 57 | 1.000 | 1.500 | 1.50 |  |  |  |  |  |  |" in text
