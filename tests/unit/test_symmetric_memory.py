@@ -73,6 +73,16 @@ def test_all_plans_share_one_allocation_and_no_byte_of_it():
     assert second.addresses[0] - first.addresses[0] == len(first.local)
 
 
+@pytest.mark.parametrize("exchanges", ["auto", "symmetric_memory"])
+def test_memory_that_can_be_mapped_is_what_ranks_exchange_through(exchanges, caplog):
+    found = []
+
+    memory = made(found=found, exchanges=exchanges)
+
+    assert len(found) == 1 and memory.gather is None
+    assert not caplog.messages
+
+
 def test_a_plan_binds_to_its_region():
     memory = made()
     plan = PLANS[1]
