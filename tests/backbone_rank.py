@@ -53,11 +53,12 @@ def main(rank, port, config_of, replace_platform):
     decode = model.bind_decode(config, torch.device("cpu"))
     with torch.no_grad():
         errors, digest = steps(model, decode, transformers, lm_head, served, rank)
-    experts = model.expert_shares.tensors(1)
+    experts = {name: list(each.shape) for name, each in model.expert_shares.tensors(1).items()}
     found = {
         "errors": errors,
         "digest": digest,
-        "experts": {name: list(each.shape) for name, each in experts.items()},
+        "experts": experts,
+        "left": left_to_stock(model, decode, config, rank),
         "warned": [text for text in said if "torch.distributed" in text],
     }
     sys.stdout.write(json.dumps(found))
@@ -97,6 +98,29 @@ def steps(model, decode, transformers, lm_head, served, rank):
     return {name: {"mean": each.mean().item(), "max": each.max().item()} for name, each in summed.items()}, (
         digest.hexdigest()
     )
+
+
+def left_to_stock(model, decode, config, rank):
+    """What each rank makes of a cache that does not fit on rank 1, and of a draft that rank 0 alone has otherwise."""
+    import torch
+
+    from jitspark.errors import JitsparkError
+    from jitspark.models.worker import attempt
+
+    if rank == 1:
+        model.model.layers[0].self_attn.attn.kv_cache = torch.zeros(8, 1, 32, 128, dtype=torch.bfloat16)
+    found = {}
+    try:
+        attempt(decode.bind_kv_caches, config, "binding the KV caches")
+    except JitsparkError as error:
+        found["raised"] = f"{type(error).__name__}: {error}"
+    config.additional_config["jitspark"]["on_error"] = "stock"
+    found["bound"] = attempt(decode.bind_kv_caches, config, "binding the KV caches")
+    if rank == 0:
+        model.model.aux_hidden_state_layers = (1, 2)
+    found["decode"] = model.bind_decode(config, torch.device("cpu"))
+    found["given_up"] = model.expert_shares.given_up
+    return found
 
 
 def apart(found, wanted):

@@ -56,3 +56,12 @@ def test_that_nothing_can_be_mapped_is_said_once(ranks):
     for each in ranks:
         assert len(each["warned"]) == 1
         assert "rank 0 cannot map the others' memory" in each["warned"][0]
+
+
+def test_what_fails_on_one_rank_ends_both_or_leaves_both_to_stock(ranks):
+    first, second = (each["left"] for each in ranks)
+    assert second["raised"].startswith("BindingError: ") and "kv_cache" in second["raised"]
+    assert first["raised"].startswith("RankError: binding the KV caches: found rank 1 failed: ")
+    assert "kv_cache" in first["raised"]
+    for each in (first, second):
+        assert (each["bound"], each["decode"], each["given_up"]) == (False, None, True)
