@@ -5,7 +5,7 @@ knows what it does. So does a failure that no rank claims as its own, such as a 
 """
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 import torch
@@ -41,19 +41,19 @@ def attempted(work: Callable[[], T], ranks: RankGroup, step: str, what: str, *, 
         return made
     own = {rank: reason for rank, reason in failed.items() if not reason.startswith(_PASSED_ON)}
     if not own:
-        raise (
-            error
-            if error is not None
-            else RankError(
-                where=step,
-                found=f"{len(failed)} ranks that could not go on: {next(iter(failed.values()))}",
-                needed="every rank to be alive and at this step",
-                remedy="Look at the ranks' logs, and start all of them again.",
-            )
-        )
+        raise _claimed_by_nobody(step, failed) if error is None else error
     rank, reason = next(iter(own.items()))
     say_once(f"Muse Spark runs vLLM's own {what} (on_error): rank {rank}: {reason}")
     return None
+
+
+def _claimed_by_nobody(step: str, failed: Mapping[int, str]) -> RankError:
+    return RankError(
+        where=step,
+        found=f"{len(failed)} ranks that could not go on: {next(iter(failed.values()))}",
+        needed="every rank to be alive and at this step",
+        remedy="Look at the ranks' logs, and start all of them again.",
+    )
 
 
 def _reason(error: BaseException) -> str:
