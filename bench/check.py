@@ -10,7 +10,7 @@ import math
 import random
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -21,7 +21,9 @@ from jitspark.checking.packed import Kernels, load_kernels
 from jitspark.errors import JitsparkError
 from jitspark.key import recipe_of
 from jitspark.registry import kernel_names, load_spec
-from jitspark.spec import Case, Specialization
+from jitspark.spec import Case, KernelSpec, Specialization
+
+ROWS = range(8, 65, 8)  # of a decode step
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +35,32 @@ class Work:
 
 
 def every_case(target: str, names: Sequence[str] = ()) -> list[Work]:
-    """Every case of the named kernels (all by default) that `target` supports."""
-    specs = [load_spec(name) for name in names or kernel_names()]
-    return [Work(spec.specialize_case(case), case) for spec in specs if target in spec.targets for case in spec.cases]
+    """Every case of the named kernels (all by default) that `target` supports, and those of other numbers of rows."""
+    specs = [spec for name in names or kernel_names() if target in (spec := load_spec(name)).targets]
+    return [Work(spec.specialize_case(case), case) for spec in specs for case in (*spec.cases, *row_cases(spec))]
+
+
+def row_cases(spec: KernelSpec) -> Iterator[Case]:
+    """For numbers of rows in a step that no case of the spec has: its case with the fewest more, cut to so many.
+
+    Rows come in whole requests where a spec knows how many a request has. What counts its rows by requests alone has
+    cases for each number of them.
+    """
+    by_request = "query_length" in spec.axes
+    if "num_tokens" not in spec.axes or ("num_requests" in spec.axes and not by_request):
+        return
+    known = {case.axes["num_tokens"] for case in spec.cases}
+    for rows in ROWS:
+        larger = [case for case in spec.cases if _can_have(case, rows, by_request=by_request)]
+        if rows not in known and larger:
+            case = min(larger, key=lambda case: case.axes["num_tokens"])
+            requests = {"num_requests": rows // case.axes["query_length"]} if by_request else {}
+            yield replace(case, axes={**case.axes, "num_tokens": rows, **requests})
+
+
+def _can_have(case: Case, rows: int, *, by_request: bool) -> bool:
+    whole = not by_request or (rows % case.axes["query_length"] == 0 and case.axes["num_requests"] > 1)
+    return whole and case.axes["num_tokens"] >= rows
 
 
 def check_all(work: Sequence[Work], kernels: Kernels, target: str, seed: int) -> Iterator[Outcome]:
