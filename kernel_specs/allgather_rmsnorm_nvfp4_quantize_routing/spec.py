@@ -130,7 +130,6 @@ def serving(experts: "Experts", world_size: int) -> Specialization:
 
 
 def specializations(deployment: "Deployment") -> Iterator[Specialization]:
-    """The input of NVFP4 experts; none for a rank alone."""
-    experts = deployment.backbone.experts
-    if deployment.tp > 1 and experts.weight_dtype == "nvfp4":
-        yield serving(experts, deployment.tp)
+    """The experts' input; none for a rank alone."""
+    if deployment.tp > 1:
+        yield serving(deployment.backbone.experts, deployment.tp)
