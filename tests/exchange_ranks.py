@@ -7,35 +7,65 @@ was given.
 """
 
 import contextlib
+import importlib
 import logging
 import sys
+from functools import partial
+from types import SimpleNamespace
 
 import rank_processes
 import torch
 
 from bench.rank_world import draw_world
 from jitspark.errors import JitsparkError
-from jitspark.registry import load_spec
-from jitspark.runtime.distributed_exchanges import EXCHANGES, distributed_operations
+from jitspark.plans.plan import CUTE, Launch
+from jitspark.registry import load_spec, resolve
+from jitspark.runtime.distributed_exchanges import (
+    EXCHANGES,
+    EXPERT_REDUCE,
+    distributed_operations,
+    gathered_first,
+)
 from jitspark.runtime.symmetric_memory import exchange_memory
 
 ROUNDS = 2
+KERNELS_OWN = [name for name in EXCHANGES if name != EXPERT_REDUCE]  # whose own kernel ends the exchange
 
 
-def worlds(size):
-    """One small world of each operation, the same in every process."""
-    for name in EXCHANGES:
+def worlds(size, names=EXCHANGES):
+    """Small worlds of each operation, of each number of shots that it has, the same in every process."""
+    for name in names:
         spec = load_spec(name)
         fitting = [case for case in spec.cases if case.axes["world_size"] == size]
-        case = min(fitting, key=lambda case: (max(case.axes.values()), case.axes["num_tokens"] == 1))
-        yield draw_world(spec.specialize_case(case), case.axes, seed=11, rounds=ROUNDS, device="cpu")
+        for shots in sorted({case.statics.get("shots", 1) for case in fitting}):
+            alike = [case for case in fitting if case.statics.get("shots", 1) == shots]
+            case = min(alike, key=lambda case: (max(case.axes.values()), case.axes["num_tokens"] == 1))
+            yield draw_world(spec.specialize_case(case), case.axes, seed=11, rounds=ROUNDS, device="cpu")
 
 
 def exchanges(group, _):
     """What this rank ends with in each round, from nothing but its own payload and what gloo brings."""
     operations = distributed_operations("stock", group.gather)
+    return rounds(group, EXCHANGES, lambda name, _: operations["stock", name])
+
+
+def gathered(group, _):
+    """The same with what a served model has in the place of kernels; the references stand for these."""
+    instead = gathered_first(SimpleNamespace(target="sm_90a"), None, {}, group.gather_in_stream)
+
+    def served(name, statics):
+        spec = load_spec(name)
+        path, function = resolve(name, spec.reference)
+        kernel = partial(getattr(importlib.import_module(path), function), **statics)
+        call = instead(Launch(name, "all_reduce", CUTE, name, None, (), statics), kernel)
+        return lambda *arguments, **_: call(*arguments)
+
+    return rounds(group, KERNELS_OWN, served)
+
+
+def rounds(group, names, served):
     found = {}
-    for world in worlds(group.size):
+    for world in worlds(group.size, names):
         values = world.values(group.rank, 0)
         first = {name: values[name].clone() for name in world.written}
         for number in range(ROUNDS):
@@ -43,8 +73,9 @@ def exchanges(group, _):
                 values[name].copy_(value)
             values[world.payload].copy_(world.rounds[number][group.rank])
             name = world.specialization.name
-            operations["stock", name](*values.values(), **world.specialization.statics)
-            found[name, number] = {key: values[key].clone() for key in world.written}
+            statics = world.specialization.statics
+            served(name, statics)(*values.values(), **statics)
+            found[world.specialization.title(), number] = {key: values[key].clone() for key in world.written}
     return found
 
 

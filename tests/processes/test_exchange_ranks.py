@@ -4,18 +4,20 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from exchange_ranks import ROUNDS, run_ranks, worlds  # noqa: E402
+from exchange_ranks import EXCHANGES, KERNELS_OWN, ROUNDS, run_ranks, worlds  # noqa: E402
 
 
-@pytest.mark.parametrize("size", [2, 4, 8])
-def test_every_exchange_over_gloo_ends_alike_on_all_ranks_and_as_computed_alone(tmp_path, size):
-    found = run_ranks("exchanges", tmp_path, size)
+@pytest.mark.parametrize(
+    ("task", "size"), [("exchanges", 2), ("exchanges", 4), ("exchanges", 8), ("gathered", 2), ("gathered", 4)]
+)
+def test_every_exchange_over_gloo_ends_alike_on_all_ranks_and_as_computed_alone(tmp_path, task, size):
+    found = run_ranks(task, tmp_path, size)
 
-    for world in worlds(size):
+    for world in worlds(size, KERNELS_OWN if task == "gathered" else EXCHANGES):
         for number in range(ROUNDS):
             want = world.expected(0, number)
             for rank in range(size):
-                got = found[rank][world.specialization.name, number]
+                got = found[rank][world.specialization.title(), number]
                 assert got.keys() == want.keys()
                 for name, value in want.items():
                     assert torch.equal(got[name].view(torch.uint8), value.view(torch.uint8)), (rank, number, name)
