@@ -70,6 +70,15 @@ class BackboneDecode:
         self._logits = Logits(prepared.logits, binder.bind, device, self._note) if prepared.logits else None
         logger.debug("decode: one RoPE table instead of one a layer frees %.1f GB", freed / 1e9)
 
+    def require_graphs(self, mode: Any) -> None:
+        """`mode`: the graphs that vLLM has settled on, now that it knows what its attention backends can.
+
+        Raises UsageError for one without full graphs of decode steps: then nothing might be captured at all, and nobody
+        would say so later.
+        """
+        if mode is None or mode.decode_mode().name != "FULL":
+            raise self._without_graphs(f"cudagraph_mode {getattr(mode, 'name', None)}, as vLLM has settled on")
+
     def bind_kv_caches(self) -> None:
         """Bind what vLLM's attention layers hold now."""
         caches = backbone_tensors.kv_caches(self._model)
@@ -132,16 +141,19 @@ class BackboneDecode:
         self._served, self._captured = frozenset(self._captured), set()
         rows = sorted(self._served)
         if not rows:
-            raise UsageError(
-                where="CUDA graphs of the decode step",
-                found="none that a plan serves",
-                needed=f"full graphs of uniform decode steps of {min(self._executors)} to {max(self._executors)} rows",
-                remedy="Use --compilation-config with cudagraph_mode FULL_DECODE_ONLY or FULL_AND_PIECEWISE, and an "
-                "attention backend that supports it: FLASH_ATTN, or FLASHINFER where it finds its trtllm-gen kernels "
-                "(flashinfer-cubin, or a network when vLLM starts).",
-            )
+            raise self._without_graphs("none that a plan serves")
         launches = len(self._executors[rows[0]].plan.launches)
         logger.info("decode: %d full graphs run plans (%s rows), %d launches each", len(rows), _listed(rows), launches)
+
+    def _without_graphs(self, found: str) -> UsageError:
+        return UsageError(
+            where="CUDA graphs of the decode step",
+            found=found,
+            needed=f"full graphs of uniform decode steps of {min(self._executors)} to {max(self._executors)} rows",
+            remedy="Use --compilation-config with cudagraph_mode FULL_DECODE_ONLY or FULL_AND_PIECEWISE, and an "
+            "attention backend that supports it: FLASH_ATTN, or FLASHINFER where it finds its trtllm-gen kernels "
+            "(flashinfer-cubin, or a network when vLLM starts).",
+        )
 
     def _note(self, plan: Plan) -> None:
         if self._watch is not None:

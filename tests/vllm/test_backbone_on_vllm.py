@@ -283,6 +283,16 @@ class TestTheState:
         with pytest.raises(BindingError, match="kv_cache"):
             state.initialize_kv_cache(SimpleNamespace(), SimpleNamespace())
 
+    def test_graphs_that_vllm_has_given_up_are_an_error_before_anything_is_captured(self, built, state, monkeypatch):
+        from vllm.config import CUDAGraphMode
+
+        from jitspark.errors import UsageError
+
+        for mode in (CUDAGraphMode.NONE, CUDAGraphMode.PIECEWISE):
+            monkeypatch.setattr(built.config.compilation_config, "cudagraph_mode", mode)
+            with pytest.raises(UsageError, match=f"cudagraph_mode {mode.name}, as vLLM has settled on"):
+                state.initialize_kv_cache(SimpleNamespace(), SimpleNamespace())
+
     @pytest.fixture
     def stock_instead(self, built, monkeypatch):
         """`on_error: "stock"`, and what becomes of the experts' shares: they stay for the other tests."""

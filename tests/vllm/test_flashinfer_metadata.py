@@ -4,6 +4,7 @@ FlashInfer itself is stood in for by names without a body: for what is built her
 """
 
 import ast
+import copy
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -128,7 +129,8 @@ def test_other_steps_are_not_recognised(builder, monkeypatch, told):
 
 
 def test_without_the_trtllm_kernels_vllm_captures_no_graph_of_such_steps(backend, tiny, monkeypatch):
-    """So a deployment without them ends where graphs are captured: there is nothing to take over."""
+    """So a deployment without them ends before anything is captured: there would be nothing to take over."""
+    from vllm.config import CUDAGraphMode
     from vllm.v1.attention.backend import AttentionCGSupport
     from vllm.v1.kv_cache_interface import FullAttentionSpec
 
@@ -138,3 +140,6 @@ def test_without_the_trtllm_kernels_vllm_captures_no_graph_of_such_steps(backend
 
     monkeypatch.setattr("vllm.utils.flashinfer.supports_trtllm_attention", lambda **_: False)
     assert support(tiny, spec) == AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
+    compilation = copy.copy(tiny.compilation_config)
+    mode = compilation.resolve_cudagraph_mode_and_sizes(support(tiny, spec), "FLASHINFER", 8, use_v2_model_runner=True)
+    assert mode.decode_mode() != CUDAGraphMode.FULL
