@@ -23,7 +23,7 @@ class MuseSparkDecodeState(DefaultModelState):  # type: ignore[misc] # vLLM is s
         self.decode = model.bind_decode(vllm_config, device)
 
     def initialize_kv_cache(self, kv_cache_config: Any, block_tables: Any) -> None:
-        """Bind the KV caches: first the small ones of memory profiling, then the real ones. What is captured is settled."""
+        """Bind the KV caches: first the small ones of memory profiling, then the real ones. Graphs are settled now."""
         super().initialize_kv_cache(kv_cache_config, block_tables)
         if self.decode is not None:
             mode = self.vllm_config.compilation_config.cudagraph_mode
