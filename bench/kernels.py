@@ -125,7 +125,7 @@ def _size(each: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _chosen(manifest: Mapping[str, Any], target: str, options: argparse.Namespace) -> list[Mapping[str, Any]]:
-    """The launches that the options ask for, smallest token count first."""
+    """The launches that the options ask for, in the order of its kernels if it names any, smallest TP and M first."""
     if manifest["target"] != target:
         raise PackError(
             where="pack",
@@ -141,7 +141,8 @@ def _chosen(manifest: Mapping[str, Any], target: str, options: argparse.Namespac
         and launch["kernel"] in (options.kernel or [launch["kernel"]])
         and not options.part
     ]
-    return sorted(wanted, key=_size)
+    order = {kernel: place for place, kernel in enumerate(options.kernel)}
+    return sorted(wanted, key=lambda launch: (order.get(launch["kernel"], 0), _size(launch)))
 
 
 def _chosen_parts(manifest: Mapping[str, Any], options: argparse.Namespace) -> list[Mapping[str, Any]]:
