@@ -38,11 +38,13 @@ LENGTHS = (1000, 72, 8, 71, 2056, 73, 0, 2055)  # of requests in turn
 TIMEOUT_US = 10_000_000
 SHARED_OUT = (  # operations whose weights are shares
     "skinny_gemm_bf16",
+    "router_pooler_gemm",
     "bf16_grouped_gemm_swiglu",
     "bf16_grouped_gemm_partial",
     "nvfp4_grouped_gemm_swiglu",
     "nvfp4_grouped_gemm_partial",
 )
+SHARES = ("weight", "weight_scales", "pooler")  # their names as arguments
 
 
 class RankOfPlan:
@@ -146,7 +148,7 @@ def own_shares(plan: Plan, weights: Tensors, rank: int) -> Tensors:
         for launch in plan.launches
         if launch.operation in SHARED_OUT
         for argument, name in zip(launch.arguments, argument_names(launch), strict=True)
-        if isinstance(argument, TensorArgument) and name in ("weight", "weight_scales") and argument.buffer in weights
+        if isinstance(argument, TensorArgument) and name in SHARES and argument.buffer in weights
     }
     return {name: each.roll(rank, 0) if rank and name in shared_out else each for name, each in weights.items()}
 

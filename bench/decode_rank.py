@@ -255,7 +255,7 @@ def shared_out(plan: Plan) -> set[str]:
         for launch in plan.launches
         if launch.operation in SHARED_OUT
         for argument, name in zip(launch.arguments, argument_names(launch), strict=True)
-        if isinstance(argument, TensorArgument) and name in ("weight", "weight_scales")
+        if isinstance(argument, TensorArgument) and name in ("weight", "weight_scales", "pooler")
     }
 
 

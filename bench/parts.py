@@ -17,7 +17,7 @@ from kernel_specs.primitives.row_split import row_split
 
 SIZES = {"max_position": 131072, "num_blocks": 4096}
 ROW_SPLIT = {"threads", "cluster"}
-ALL_TILING = {"grouped_skinny_gemm_bf16"}  # all of its statics
+ALL_TILING = {"grouped_skinny_gemm_bf16", "router_pooler_gemm"}  # all of its statics
 TILING = ROW_SPLIT | {"max_tokens", "split"}
 
 
@@ -83,6 +83,7 @@ def part_name(specialization: Specialization, deployment: Deployment) -> str:
         "qk_rmsnorm_rope_paged_kv_append": lambda each: f"qk append, {_rope(each)}",
         "sigmoid_bias_topk_routing": lambda each: "routing" + (", padding" if each.statics["padded"] else ""),
         "router_gemm": lambda _: "router",
+        "router_pooler_gemm": lambda _: "router and pooler",
         "rmsnorm_nvfp4_quantize": lambda _: "norm and quantize",
         "context_rmsnorm": lambda _: "draft context norm",
         "grouped_skinny_gemm_bf16": lambda _: "draft context keys and values",

@@ -21,9 +21,11 @@ Values = Mapping[str, Any]
 
 
 def router(part: Values, kernels: Mapping[str, Kernel], generator: torch.Generator) -> Scene:
-    """Roles router and pooler: both read the same activations."""
-    axes, rows = part["launches"]["router"]["axes"], part["launches"]["pooler"]["axes"]["weight_rows"]
-    tokens, hidden, experts = part["num_tokens"], axes["hidden_size"], axes["num_experts"]
+    """Role router_pooler, or where two launches do it router and pooler: both read the same activations."""
+    launches, tokens = part["launches"], part["num_tokens"]
+    axes = launches.get("router_pooler", launches.get("router"))["axes"]
+    hidden, experts = axes["hidden_size"], axes["num_experts"]
+    rows = axes["pooled_width"] if "pooled_width" in axes else launches["pooler"]["axes"]["weight_rows"]
     weight_bytes = hidden * (4 * experts + 2 * rows)
     count = -(-rotation_bytes() // weight_bytes // TOKEN_SETS) * TOKEN_SETS
     sets = [
@@ -48,6 +50,9 @@ def router(part: Values, kernels: Mapping[str, Kernel], generator: torch.Generat
 
 
 def _router_calls(kernels: Mapping[str, Kernel], values: Values) -> Call:
+    if "router_pooler" in kernels:
+        names = ("activation", "router", "pooler", "logits", "pooled")
+        return partial(kernels["router_pooler"], *(values[name] for name in names))
     return in_turn(
         partial(kernels["router"], values["activation"], values["router"], values["logits"]),
         partial(kernels["pooler"], values["activation"], values["pooler"], values["pooled"]),

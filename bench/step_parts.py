@@ -13,6 +13,7 @@ from jitspark.key import recipe_of
 from jitspark.registry import specializations
 from jitspark.spec import VAR, Specialization
 from kernel_specs.paged_gqa_verify_attention.spec import num_splits
+from kernel_specs.router_pooler_gemm import spec as router_pooler_gemm
 from kernel_specs.skinny_gemm_bf16.spec import projections
 
 CONTEXTS = (32768, 131072)
@@ -150,9 +151,13 @@ def _bf16_experts(place: _Place) -> Iterator[dict[str, Any]]:
 
 
 def _router_and_pooler(place: _Place) -> dict[str, Any]:
+    name = "router and pooler shard"
+    if router_pooler_gemm.serves(place.num_tokens):
+        both = place.only("router_pooler_gemm", max_tokens=place.num_tokens)
+        return place.part(name, "router", {"router_pooler": both}, {}, aim_us=5.5)
     router = place.only("router_gemm", max_tokens=place.num_tokens)
     pooler = projections(place.deployment)["pooler_shard"].specialize(place.num_tokens)
-    return place.part("router and pooler shard", "router", {"router": router, "pooler": pooler}, {}, aim_us=5.5)
+    return place.part(name, "router", {"router": router, "pooler": pooler}, {}, aim_us=5.5)
 
 
 def _logits(place: _Place) -> dict[str, Any]:

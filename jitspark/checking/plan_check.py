@@ -66,11 +66,13 @@ class Bench:
             operations=self.operations, numbers=self.numbers, symmetric=memory,
         )  # fmt: skip
 
-    def reference(self) -> ReferenceExecutor:
+    def reference(self, plan: Plan | None = None) -> ReferenceExecutor:
+        """The plan's own references, or those of another provider's plan, whose launches may be cut otherwise."""
+        plan = plan or self.plan
         bound = {**self.weights, **_copies(self.step.inputs), **_copies(self.step.kv_caches)}
-        memory = local_memory(self.plan, self.device)
+        memory = local_memory(plan, self.device)
         return ReferenceExecutor(
-            self.plan, bound, self.device, operations=self.operations, numbers=self.numbers, symmetric=memory
+            plan, bound, self.device, operations=self.operations, numbers=self.numbers, symmetric=memory
         )
 
 
@@ -98,7 +100,7 @@ def other_provider(bench: Bench, plan: Plan, operations: Operations) -> Outcome:
     bound = {**bench.weights, **_copies(bench.step.inputs), **_copies(bench.step.kv_caches)}
     memory = local_memory(plan, bench.device)
     subject = Executor(plan, {}, bound, bench.device, operations=operations, numbers=bench.numbers, symmetric=memory)
-    return _judged("another provider, launch by launch", compare_runs(subject, bench.reference(), OTHER_PROVIDER))
+    return _judged("another provider, launch by launch", compare_runs(subject, bench.reference(plan), OTHER_PROVIDER))
 
 
 def replayed(bench: Bench) -> Outcome:

@@ -24,7 +24,7 @@ from jitspark.registry import kernel_names, load_spec
 TILING = frozenset((
     "threads", "cluster", "max_tokens", "tile_rows", "tile_columns", "tile_blocks", "split", "row_warps", "warp_tiles",
     "column_warps", "stages", "key_groups", "pass_rows", "cta_tiles", "groups", "ranges", "sliding_window", "padded",
-    "vector",
+    "vector", "pooler_rows",
 ))
 # fmt: on
 # Quantized bytes: where a value lies next to a tie, FP32 and float64 round it to neighbouring codes

@@ -26,6 +26,7 @@ from kernel_specs.gated_residual_rmsnorm import spec as gated_residual_rmsnorm
 from kernel_specs.logits_softcap import spec as logits_softcap
 from kernel_specs.rmsnorm import spec as rmsnorm
 from kernel_specs.router_gemm import spec as router_gemm
+from kernel_specs.router_pooler_gemm import spec as router_pooler_gemm
 from kernel_specs.sigmoid_bias_topk_routing import spec as sigmoid_bias_topk_routing
 from kernel_specs.skinny_gemm_bf16 import spec as skinny_gemm_bf16
 
@@ -195,27 +196,22 @@ class _Step:
         self._exchange_boundary(f"{at}.post_ffn", served, {"shard": "ffn_branch_shard", **given}, "post_ffn")
 
     def _expert_rows(self, layer: int) -> None:
-        """Router and pooler both read the norm's output; the schedule is complete before the experts may begin."""
+        """The router's logits and the pooled rows; the schedule is complete before the experts may begin."""
         at, build = f"layers.{layer}", self.builder
-        router = weights.dense(layer, "router", "feed_forward.router.weight")
-        build.launch(
-            f"{at}.router",
-            ROUTER,
-            router_gemm.serving(self.backbone, self.rows),
-            {"activation": "ffn_input", "weight": router, "logits": "router_logits"},
-        )
+        self._score_and_pool(layer)
         written = (*SCHEDULE, "topk_ids", "topk_weights", "num_distinct_experts")
         bias = weights.dense(layer, "router_bias", "feed_forward.expert_bias")
         routing: dict[str, Given] = {"logits": "router_logits", "bias": bias, "is_padding": "is_padding"}
         routing |= {name: name for name in written}
         if self._in_one_launch(layer):
-            self._project(layer, "pooler_shard", "ffn_input", "pooled_shard", POOLER)
             served = allgather_rmsnorm_nvfp4_quantize_routing.serving(self.backbone.experts, self.tp)
             given: dict[str, Given] = {"shard": "pooled_shard", **self.experts.quantized(layer), **routing}
             build.launch(f"{at}.expert_input", EXCHANGE, served, given | exchange_of(served, "expert_input"))
             self.experts.add_quantized(layer)
             return
-        self._pool(layer)
+        if self.tp > 1:
+            columns = self.backbone.experts.moe_hidden_size
+            gather_columns(build, f"{at}.pooler.gather", "pooler", "pooled_shard", "pooled", columns, self.tp)
         served = sigmoid_bias_topk_routing.serving(self.backbone.experts, padded=True)
         build.launch(f"{at}.routing", ROUTER, served, routing)
         self.experts.add(layer)
@@ -225,15 +221,20 @@ class _Step:
         ours = all(self.builder.provider(part) == CUTE for part in (EXCHANGE, EXPERTS, ROUTER))
         return ours and self.tp > 1 and self.experts.are_nvfp4(layer)
 
-    def _pool(self, layer: int) -> None:
-        """Pooled rows; of several ranks each multiplies its columns, and gathers the others'."""
-        if self.tp == 1:
-            self._project(layer, "pooler", "ffn_input", "pooled", POOLER)
+    def _score_and_pool(self, layer: int) -> None:
+        """Router and pooler read the same rows: one launch if both are ours and rows are few. Ranks pool a share."""
+        at, build = f"layers.{layer}", self.builder
+        router = weights.dense(layer, "router", "feed_forward.router.weight")
+        pooler, pooled = ("pooler", "pooled") if self.tp == 1 else ("pooler_shard", "pooled_shard")
+        given: dict[str, Given] = {"activation": "ffn_input", "logits": "router_logits"}
+        ours = build.provider(ROUTER) == build.provider(PROJECTION) == CUTE
+        if ours and router_pooler_gemm.serves(self.rows):
+            given |= {"router": router, "pooler": self._dense(layer, pooler, POOLER), "pooled": pooled}
+            build.launch(f"{at}.router_pooler", ROUTER, router_pooler_gemm.serving(self.deployment, self.rows), given)
             return
-        self._project(layer, "pooler_shard", "ffn_input", "pooled_shard", POOLER)
-        columns = self.backbone.experts.moe_hidden_size
-        name = f"layers.{layer}.pooler.gather"
-        gather_columns(self.builder, name, "pooler", "pooled_shard", "pooled", columns, self.tp)
+        given["weight"] = router
+        build.launch(f"{at}.router", ROUTER, router_gemm.serving(self.backbone, self.rows), given)
+        self._project(layer, pooler, "ffn_input", pooled, POOLER)
 
     def _combine(self, layer: int) -> None:
         """The experts' rows, whole or summed over the ranks, normed and summed per token."""
@@ -255,15 +256,18 @@ class _Step:
         self.builder.launch(name, EXCHANGE, served, given | exchange_of(served, "combine"), num_owned=owned)
 
     def _project(self, layer: int, name: str, activation: str, out: str, tensor: str) -> None:
-        """A dense weight, or (`_shard`) this rank's share of the rows of one that vLLM holds whole on every rank."""
-        weight = name.removesuffix("_shard")
-        layout = "as_is" if weight == name else "rows_of_rank"
+        """The product with a dense weight, or (`_shard`) with this rank's share of one."""
         self.builder.launch(
-            f"layers.{layer}.{weight}",
+            f"layers.{layer}.{name.removesuffix('_shard')}",
             PROJECTION,
             skinny_gemm_bf16.serving(self.projections[name], self.rows),
-            {"activation": activation, "weight": weights.dense(layer, weight, tensor, layout), "out": out},
+            {"activation": activation, "weight": self._dense(layer, name, tensor), "out": out},
         )
+
+    def _dense(self, layer: int, name: str, tensor: str) -> Given:
+        """A dense weight, or (`_shard`) this rank's share of the rows of one that vLLM holds whole on every rank."""
+        weight = name.removesuffix("_shard")
+        return weights.dense(layer, weight, tensor, "as_is" if weight == name else "rows_of_rank")
 
     def _boundary(
         self, name: str, branch: str, boundary: gated_residual_rmsnorm.Boundary, given: Mapping[str, Given]

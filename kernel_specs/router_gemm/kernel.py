@@ -11,6 +11,9 @@ from collections.abc import Callable
 import cutlass
 from cutlass import cute
 
+from kernel_specs.primitives.bf16_parts import PARTS, Words, load_words, split_pair
+from kernel_specs.primitives.bulk import bulk_copy
+from kernel_specs.primitives.fragments import multiply
 from kernel_specs.primitives.transfer import open_transfer
 
 WARP = 32
@@ -21,12 +24,8 @@ TOKENS = 8  # of an MMA
 LANE_COLUMNS = 8
 BLOCK = 32  # columns of a warp's part of a stage
 STAGE = BLOCK * WARPS
-PARTS = 3
 ITEM = 4  # sums of a lane in an MMA
 PAD = 4  # FP32 behind a row: the eight lanes that read together then touch different banks
-EVICT_FIRST = 0x12F0000000000000  # L2 policy: a step reads a weight once
-
-Words = tuple[cutlass.Int32, ...]
 
 
 def router_gemm(num_experts: int, hidden_size: int, max_tokens: int, split: int) -> Callable[..., None]:
@@ -215,52 +214,3 @@ def router_gemm(num_experts: int, hidden_size: int, max_tokens: int, split: int)
         )
 
     return host
-
-
-def bulk_copy(target: cute.Pointer, source: cute.Pointer, num_bytes: int, full: cute.Pointer) -> None:
-    """Global to shared memory; `full` counts the bytes."""
-    cute.arch.inline_ptx(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-        "[{$r0}], [{$r1}], {$r2}, [{$r3}], {$r4};",
-        read_only_args=[
-            target.toint(), source.toint(), cutlass.Int32(num_bytes), full.toint(), cutlass.Int64(EVICT_FIRST),
-        ],
-    )  # fmt: skip
-
-
-def load_words(start: cute.Pointer) -> Words:
-    """16 aligned bytes."""
-    words = cute.make_rmem_tensor((4,), cutlass.Int32)
-    cute.autovec_copy(cute.make_tensor(cute.recast_ptr(start, dtype=cutlass.Int32), cute.make_layout(4)), words)
-    return words[0], words[1], words[2], words[3]
-
-
-def split_pair(low: cutlass.Int32, high: cutlass.Int32) -> Words:
-    """Two FP32 numbers as three words of two BF16 numbers each, the first ones 8 bits, the next ones 8 bits, the rest.
-
-    Each part is what precedes it leaves, cut after its top 16 bits: subtracting it is exact.
-    """
-    return cute.arch.inline_ptx(
-        "{ .reg .b32 cut; .reg .f32 low, high, top; "
-        "prmt.b32 {$w0}, {$r0}, {$r1}, 0x7632; "
-        "and.b32 cut, {$r0}, 0xFFFF0000; mov.b32 top, cut; mov.b32 low, {$r0}; sub.f32 low, low, top; "
-        "and.b32 cut, {$r1}, 0xFFFF0000; mov.b32 top, cut; mov.b32 high, {$r1}; sub.f32 high, high, top; "
-        ".reg .b32 a, b; mov.b32 a, low; mov.b32 b, high; prmt.b32 {$w1}, a, b, 0x7632; "
-        "and.b32 cut, a, 0xFFFF0000; mov.b32 top, cut; sub.f32 low, low, top; "
-        "and.b32 cut, b, 0xFFFF0000; mov.b32 top, cut; sub.f32 high, high, top; "
-        "mov.b32 a, low; mov.b32 b, high; prmt.b32 {$w2}, a, b, 0x7632; }",
-        write_only_types=[cutlass.Int32] * PARTS,
-        read_only_args=[low, high],
-    )
-
-
-def multiply(sums: cute.Tensor, first: int, rows: Words, low: cutlass.Int32, high: cutlass.Int32) -> None:
-    """Add one m16n8k16 product to sums[first:first + 4]."""
-    results = cute.arch.inline_ptx(
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {{$w0}, {$w1}, {$w2}, {$w3}}, "
-        "{{$r0}, {$r1}, {$r2}, {$r3}}, {{$r4}, {$r5}}, {{$r6}, {$r7}, {$r8}, {$r9}};",
-        write_only_types=[cutlass.Float32] * ITEM,
-        read_only_args=[*rows, low, high, *(sums[first + i] for i in range(ITEM))],
-    )
-    for i in range(ITEM):
-        sums[first + i] = results[i]

@@ -143,11 +143,21 @@ def test_nvfp4_experts_have_their_input_and_their_schedule_from_one_launch(plan)
     assert layers(of(plan, "sigmoid_bias_topk_routing")) == [0, 61]
     assert layers([each for each in of(plan, "allgather_columns") if "pooler" in each.name]) == [0, 61]
     assert not of(plan, "rmsnorm_nvfp4_quantize")
-    assert len(plan.launches) == 874
+    assert len(plan.launches) == 812
     gate_up = of(plan, "nvfp4_grouped_gemm_swiglu")[0]
     written = {each.buffer for each in of(plan, EXPERT_INPUT)[0].tensors() if each.role == "out" and each.early}
     read = {each.buffer for each in gate_up.tensors() if each.early}
     assert written == {"expert_ids", "route_offsets", "routes"} <= read
+
+
+@pytest.mark.parametrize(("rows", "providers"), [(8, {}), (16, {}), (24, {}), (64, {}), (8, {"router": "stock"})])
+def test_router_and_pooler_are_one_launch_where_rows_are_few_and_both_are_ours(rows, providers):
+    made = decode_plan(deployment("muse_spark_open", 8), rows, TARGET, keys=KEYS, providers=providers)
+    poolers = [each for each in of(made, "skinny_gemm_bf16") if each.name.endswith(".pooler")]
+    one = not providers and rows <= 16
+
+    assert layers(of(made, "router_pooler_gemm")) == (list(range(62)) if one else [])
+    assert layers(of(made, "router_gemm")) == layers(poolers) == ([] if one else list(range(62)))
 
 
 @pytest.mark.parametrize("part", ["all_reduce", "experts", "router"])
@@ -155,7 +165,7 @@ def test_where_another_provider_has_one_of_its_parts_these_are_launches_of_their
     made = decode_plan(deployment("muse_spark_open", 8), 8, TARGET, keys=KEYS, providers={part: "stock"})
 
     assert not of(made, EXPERT_INPUT)
-    assert len(made.launches) == 994
+    assert len(made.launches) == (994 if part == "router" else 932)
     for operation in ("sigmoid_bias_topk_routing", "allgather_columns"):
         assert layers(of(made, operation)) == list(range(62))
     assert layers(of(made, "rmsnorm_nvfp4_quantize")) == list(range(1, 61))

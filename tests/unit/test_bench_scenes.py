@@ -118,6 +118,21 @@ def test_the_router_and_the_pooler_are_held_to_float64(factor, right):
     assert any("fp32_router_gemm" in each for each in made.absent)
 
 
+@pytest.mark.parametrize(("factor", "right"), [(1.0, True), (1.01, False)])
+def test_the_router_and_the_pooler_in_one_launch_are_held_to_float64(factor, right):
+    from kernel_specs.router_pooler_gemm.spec import statics
+
+    axes = {"num_experts": 16, "hidden_size": 512, "pooled_width": 64}
+    exact, launch = reference("router_pooler_gemm", axes, statics(512, 64, 8))
+
+    def products(activation, router, pooler, logits, pooled):
+        exact(activation, router, pooler, logits, pooled)
+        pooled.mul_(factor)
+
+    made = built("router", {"router_pooler": launch}, {"router_pooler": products}, 8, {})
+    assert (scene.OURS not in made.wrong) == right
+
+
 @pytest.mark.parametrize("tp", [4, 8, 16])
 def test_every_part_of_every_token_count_names_launches_that_exist(tp):
     found = list(step_parts("muse_spark_open", deployment("muse_spark_open", tp), TARGET, (8, 16, 32, 64)))

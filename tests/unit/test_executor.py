@@ -46,8 +46,7 @@ def references_as(provider, plan):
 
         return run
 
-    cute = {each.name: each for each in plan_of().launches}
-    calls = {each.name: reference_call(plan, cute[each.name], {}) for each in plan.launches}
+    calls = {each.name: reference_call(plan, each, {}) for each in plan.launches}
     by_operation = {}
     for launch in plan.launches:
         if launch.provider == provider:
@@ -183,12 +182,13 @@ def test_a_reference_that_errs_is_the_first_divergence():
         own = {name: tensor.clone() for name, tensor in tensors.items()}
         return ReferenceExecutor(plan, own, numbers=NUMBERS, symmetric=local_memory(plan, "cpu"), **options)
 
-    def off_by_one_percent(activation, weight, logits, **_):
-        logits.copy_(1.01 * activation.double() @ weight.double().T)
+    def off_by_one_percent(activation, router, pooler, logits, pooled, **_):
+        logits.copy_(1.01 * activation.double() @ router.double().T)
+        pooled.copy_(activation.double() @ pooler.double().T)
 
     assert first_divergence(made(), made()) is None
-    judged = first_divergence(made(instead={"router_gemm": off_by_one_percent}), made())
-    assert judged.launch.name == "layers.0.router"
+    judged = first_divergence(made(instead={"router_pooler_gemm": off_by_one_percent}), made())
+    assert judged.launch.name == "layers.0.router_pooler"
     assert judged.problems
 
 

@@ -115,26 +115,28 @@ def test_sizes_that_a_launch_sees_in_two_places_must_agree(drawn):
 @pytest.mark.parametrize("field", ["statics", "arguments", "role"])
 def test_a_plan_that_disagrees_with_its_entry_is_refused(drawn, field):
     plan = plan_of()
-    launch = next(each for each in plan.launches if each.operation == "router_gemm")
+    launch = next(each for each in plan.launches if each.operation == "router_pooler_gemm")
     changed = {
         "statics": lambda: replace(launch, statics={**launch.statics, "split": 8}),
         "arguments": lambda: replace(launch, arguments=launch.arguments[:-1]),
-        "role": lambda: replace(launch, arguments=(*launch.arguments[:2], replace(launch.arguments[2], role="inout"))),
+        "role": lambda: replace(launch, arguments=(*launch.arguments[:4], replace(launch.arguments[4], role="inout"))),
     }[field]()
     launches = tuple(changed if each is launch else each for each in plan.launches)
 
     error = refused(drawn, plan=replace(plan, launches=launches))
 
     assert launch.name in error.where
-    assert {"statics": "split", "arguments": "2 arguments", "role": "role inout"}[field] in error.found
+    assert {"statics": "split", "arguments": "4 arguments", "role": "role inout"}[field] in error.found
 
 
 def test_more_rows_than_a_kernel_serves_break_its_constraint():
     small, large = plan_of(rows=8), plan_of(rows=16)
     served = {each.name: each for each in small.launches}
-    launch = next(each for each in large.launches if each.operation == "router_gemm")
+    launch = next(each for each in large.launches if each.operation == "router_pooler_gemm")
     signature = signatures_of(rows=8)[served[launch.name].name]
-    rows = [torch.zeros(16, 512, dtype=torch.bfloat16), torch.zeros(8, 512), torch.zeros(16, 8)]
+    activation, router, logits = torch.zeros(16, 512, dtype=torch.bfloat16), torch.zeros(8, 512), torch.zeros(16, 8)
+    pooler, pooled = torch.zeros(256, 512, dtype=torch.bfloat16), torch.zeros(16, 256, dtype=torch.bfloat16)
+    rows = [activation, router, pooler, logits, pooled]
 
     problem = signature.problem(rows)
 

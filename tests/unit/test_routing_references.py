@@ -181,6 +181,16 @@ def test_router_logits_are_sums_of_products(specialization, case):
     torch.testing.assert_close(got["logits"].double(), wanted, rtol=1e-7, atol=1e-9)
 
 
+@pytest.mark.parametrize(("specialization", "case"), cases("router_pooler_gemm", most=8))
+def test_router_and_pooler_in_one_launch_are_sums_of_products(specialization, case):
+    got = called(specialization, case, seed=9)
+    rows = got["activation"].double()
+    logits, pooled = (torch.einsum("th,nh->tn", rows, got[name].double()) for name in ("router", "pooler"))
+
+    torch.testing.assert_close(got["logits"].double(), logits, rtol=1e-7, atol=1e-9)
+    torch.testing.assert_close(got["pooled"], pooled.bfloat16(), rtol=2**-7, atol=0)
+
+
 def test_three_bf16_parts_hold_an_fp32_weight_exactly():
     """What the kernel's `split_pair` rests on, with its cuts: 16 bits off, what is left, and so on."""
     sizes = 2.0 ** torch.arange(-80, 120).repeat(500)

@@ -351,7 +351,7 @@ class TestTheState:
         state.decode._captured.update({8, 16})
         state.capture_inner_cudagraphs(None, None, None, None)
         assert state.decode._capture is None
-        assert "2 full graphs run plans (8, 16 rows), 62 launches each" in caplog.text
+        assert "2 full graphs run plans (8, 16 rows), 58 launches each" in caplog.text
 
         state.prepare_attn(batch, none)
         assert "first step" not in caplog.text
