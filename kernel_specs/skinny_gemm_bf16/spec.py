@@ -104,6 +104,7 @@ CASES = (
     *(_case(rows, Projection(2304, 8192), "qkv+gate") for rows in (8, 16, 32, 64)),
     *(_case(rows, Projection(8192, 1024), "o_proj") for rows in (8, 16, 32, 64)),
     *(_case(rows, Projection(256, 40960), "longest sums") for rows in (8, 49)),
+    *(_case(rows, Projection(1024, 40960), "draft fc shard") for rows in (8, 16, 32, 56, 64)),
     *(_case(rows, Projection(2048, 512, SILU_MUL), "tiny gate_up") for rows in (1, 7, 8, 14, 21, 49, 64)),
     *(_case(rows, Projection(4096, 8192, SILU_MUL), "gate_up") for rows in (8, 56)),
     _case(8, Projection(25256, 8192), "lm_head shard at TP 8"),
@@ -124,7 +125,7 @@ SPEC = KernelSpec(
         "tile_rows": tuple(range(8, MAX_TILE_ROWS + 1, 8)),  # weight rows of a CTA
         "tile_columns": (64, 128, 256),  # of K, of a pipeline stage
         "split": SPLITS,  # CTAs of a cluster that share K
-        "row_warps": (1, 2, 3, 4),  # warps that share the rows of a stage
+        "row_warps": (1, 2, 3, 4, 5),  # warps that share the rows of a stage
         "column_warps": (1, 2, 4, 8),  # groups of warps that take stages in turn
         "stages": tuple(range(1, MAX_STAGES + 1)),
     },

@@ -16,6 +16,10 @@ MAX_TILE_ROWS = 96
 MAX_STAGES = 16
 # where a split of K measured faster than the rule's, by (weight_rows, in_features)
 FASTER_SPLIT = {(512, 8192): 8}
+# Clusters of 8 that an H200 holds with one CTA on a multiprocessor, as not all of its GPCs have 16 multiprocessors.
+# With one cluster more a launch takes twice as long.
+RESIDENT_CLUSTERS = 15
+LONG_ROW = 8 * 4096  # columns from which on the exchange of a split over 8 CTAs does not count
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +139,9 @@ def choose(weight_rows: int, out_features: int, in_features: int, max_tokens: in
     tiles and half as many CTAs, since every tile reads all activations. Small weights fill half as many CTAs.
     """
     few, small = max_tokens <= 16, weight_rows <= 1024
+    long = _long_tiling(weight_rows, out_features, in_features, max_tokens)
+    if long is not None:
+        return long
     ctas = 256 if few and not small else 128
     enough_rows = (16 if small else 24) if few else (32 if small else 36)
     split = _split(in_features, FASTER_SPLIT.get((weight_rows, in_features), -(-enough_rows * ctas // weight_rows)))
@@ -160,6 +167,22 @@ def choose(weight_rows: int, out_features: int, in_features: int, max_tokens: in
             chunks, column_warps, 2 * tile_columns * (tile_rows + max_tokens), _ring_bytes(max_tokens, small=small)
         ),
     )
+
+
+def _long_tiling(weight_rows: int, out_features: int, in_features: int, max_tokens: int) -> Tiling | None:
+    """Long rows and many tokens: the tallest tiles that as many clusters as are resident leave, 8 CTAs sharing K.
+
+    Every CTA reads the activations of its columns, so with few rows a tile these would be most of the bytes.
+    """
+    tile_rows = -(-weight_rows // (RESIDENT_CLUSTERS * 8)) * 8
+    fits = 64 < tile_rows <= 80 and in_features >= LONG_ROW and in_features % (8 * 128) == 0
+    if max_tokens <= 16 or not fits or weight_rows != out_features:
+        return None
+    stage_bytes = 2 * 128 * (tile_rows + max_tokens)
+    stages = _stages(in_features // (8 * 128), 2, stage_bytes, _ring_bytes(max_tokens, small=False))
+    row_warps = 3 if max_tokens == 32 else 5  # equally fast at 32, but five spill on Blackwell
+    cut = {"tile_rows": tile_rows, "tile_columns": 128, "split": 8, "row_warps": row_warps, "column_warps": 2}
+    return Tiling(weight_rows, out_features, in_features, max_tokens, stages=stages, **cut)
 
 
 def _split(in_features: int, wanted: int) -> int:
