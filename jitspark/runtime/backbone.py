@@ -142,8 +142,9 @@ class BackboneDecode:
         rows = sorted(self._served)
         if not rows:
             raise self._without_graphs("none that a plan serves")
-        launches = len(self._executors[rows[0]].plan.launches)
-        logger.info("decode: %d full graphs run plans (%s rows), %d launches each", len(rows), _listed(rows), launches)
+        counts = sorted({len(self._executors[each].plan.launches) for each in rows})
+        launches = " or ".join(map(str, counts))
+        logger.info("decode: %d full graphs run plans (%s rows), %s launches each", len(rows), _listed(rows), launches)
 
     def _without_graphs(self, found: str) -> UsageError:
         return UsageError(
