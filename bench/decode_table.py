@@ -1,4 +1,7 @@
-"""A result of bin/bench-decode as Markdown: `python -m bench.decode_table RESULT.json [--into docs/benchmarks.md]`."""
+"""Results of bin/bench-decode as Markdown: `python -m bench.decode_table RESULT.json... [--into docs/benchmarks.md]`.
+
+The first in full; of the others the steps that those before do not have.
+"""
 
 import argparse
 import json
@@ -26,6 +29,17 @@ def markdown(result: Mapping[str, Any], name: str) -> str:
         blocks += ["\n".join(_parts(detailed, rate)), f"By operation: {_operations(detailed)}."]
     blocks += [_binding(points[0])]
     return "\n\n".join(blocks)
+
+
+def more(result: Mapping[str, Any], name: str, known: Sequence[Mapping[str, Any]]) -> str:
+    """The steps of an earlier result beside those `known` already."""
+    points = [each for each in result["points"] if each["point"] not in [other["point"] for other in known]]
+    about = result["about"]
+    head = (
+        f"Not measured since, commit {about['commit'] or about['date']}; a pure read ran at "
+        f"{result['read_tb_per_s']:.3f} TB/s (`bench/results/{name}`, drawn in the PNG beside it):"
+    )
+    return "\n\n".join((head, "\n".join(_steps(points))))
 
 
 def _steps(points: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -73,10 +87,15 @@ def _place(point: Mapping[str, Any]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.decode_table", description=__doc__)
-    parser.add_argument("result", type=Path)
+    parser.add_argument("results", type=Path, nargs="+")
     parser.add_argument("--into", type=Path, metavar="FILE.md", help="replace what stands between the markers there")
     options = parser.parse_args(arguments)
-    section = markdown(json.loads(options.result.read_text()), options.result.name)
+    found = [json.loads(each.read_text()) for each in options.results]
+    blocks = [markdown(found[0], options.results[0].name)]
+    for index, path in enumerate(options.results[1:], start=1):
+        known = [point for result in found[:index] for point in result["points"]]
+        blocks.append(more(found[index], path.name, known))
+    section = "\n\n".join(blocks)
     if options.into is None:
         print(section)
         return 0

@@ -121,10 +121,15 @@ def test_a_result_becomes_tables(tmp_path):
     document = tmp_path / "d.md"
     document.write_text(f"before\n{decode_table.BEGIN}\nold\n{decode_table.END}\nafter\n")
 
-    decode_table.main([str(tmp_path / "r.json"), "--into", str(document)])
+    again = {**point, "point": {"rows": 16, "context": 2048, "distinct": 102}}
+    earlier = {**result, "about": {**about, "commit": "before"}, "points": [point, again]}
+    (tmp_path / "e.json").write_text(json.dumps(earlier))
+
+    decode_table.main([str(tmp_path / "r.json"), str(tmp_path / "e.json"), "--into", str(document)])
 
     text = document.read_text()
-    assert "| 8 | 32768 | 57 | 4.00 | 6.00 | 1.50 | 12.00 | 2.00 |" in text
+    assert text.count("| 8 | 32768 | 57 | 4.00 | 6.00 | 1.50 | 12.00 | 2.00 |") == 1
+    assert "| 16 | 2048 | 102 | 4.00 | 6.00 | 1.50 | 12.00 | 2.00 |" in text.partition("commit before")[2]
     assert "| experts | 1.00 | 3.00 | 5.00 |" in text
     assert text.startswith("before")
     assert text.endswith("after\n")
