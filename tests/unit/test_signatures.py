@@ -19,7 +19,7 @@ TARGET = "sm_90a"
 ADDRESS = 1 << 20
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Value:
     """What a signature asks a tensor for."""
 
