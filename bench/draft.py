@@ -8,7 +8,7 @@ references first, launch by launch, and a replay against an eager run. Method an
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -16,14 +16,13 @@ from typing import Any
 
 import torch
 
-from bench import draft_scene, machine, packed_cache
+from bench import draft_checks, draft_scene, machine, packed_cache
 from bench.markov import restated_sampler, stock_loop, vllm_sampler
 from bench.plan_pack import Packed, load_plan_kernels, read_plans
 from bench.timing import chain, read_rate, time_chains
 from jitspark.checking.check import cuda_graph
 from jitspark.checking.packed import Kernels
-from jitspark.checking.plan_arguments import Step, random_step, random_weights
-from jitspark.checking.plan_check import Bench, launch_by_launch, replayed
+from jitspark.checking.plan_arguments import Step, random_weights
 from jitspark.errors import JitsparkError
 from jitspark.plans.binding import local_memory
 from jitspark.plans.costs import Workload, costs
@@ -35,7 +34,6 @@ RESULTS = Path(__file__).resolve().parent / "results"
 STOCK = "stock"
 NUMBERS = {"rank": 0, "timeout_us": 2_000_000, FIRST_TOKEN: 0}
 COPIES = 3  # of the context chain's weights, and of the loop's, in one graph, so that the L2 cache holds none
-LENGTHS = (2055, 0, 71, 7, 2056, 70, 1000, 72)  # for checks: edges of blocks and windows, alone, padded, long
 Call = Callable[[], object]
 
 
@@ -80,7 +78,7 @@ def _run(options: argparse.Namespace) -> int:
         kernels = load_plan_kernels(root, [*checked, *plans])
     path = options.out / f"{machine.file_stem('draft', about)}.json"
     try:
-        found["checks"] = list(_checks(checked, kernels, generator))
+        found["checks"] = list(draft_checks.checks(checked, kernels, NUMBERS, generator))
         found["read_tb_per_s"] = read_rate() / 1e6
         found["runs"] = []
         rank = _rank(plans, kernels, generator, options)
@@ -92,27 +90,6 @@ def _run(options: argparse.Namespace) -> int:
         path.write_text(json.dumps(found, indent=1) + "\n")
         print(path)
     return 1 if any(each["problems"] for each in found["checks"]) else 0
-
-
-def _checks(plans: Sequence[Packed], kernels: Kernels, generator: torch.Generator) -> Iterator[dict[str, Any]]:
-    for packed in plans:
-        bench = _bench(packed.plan, kernels, generator)
-        for outcome in (launch_by_launch(bench), replayed(bench)):
-            said = "pass" if outcome.passed else "FAIL"
-            print(f"{said}  {packed.title}: {outcome.title} {dict(outcome.margins)}", *outcome.problems[:4], sep="\n  ")
-            yield {"plan": packed.title, "check": outcome.title, "problems": outcome.problems} | {
-                "margins": dict(outcome.margins)
-            }
-        torch.cuda.empty_cache()
-
-
-def _bench(plan: Plan, kernels: Kernels, generator: torch.Generator) -> Bench:
-    requests = plan.rows // plan.query_length
-    lengths = [LENGTHS[i % len(LENGTHS)] for i in range(requests)]
-    context = plan.stage == Stage.DRAFT_CONTEXT
-    step = draft_scene.context_step(plan, generator) if context else random_step(plan, lengths, generator)
-    weights = random_weights(plan, generator, max_positions=4096)
-    return Bench(plan, kernels, weights, step, generator.device, NUMBERS)
 
 
 def _rank(plans: Sequence[Packed], kernels: Kernels, generator: torch.Generator, options: argparse.Namespace) -> Rank:
