@@ -1,4 +1,4 @@
-"""The draft's plans against their references, launch by launch, and replays against eager: `bin/bench-draft --check`."""
+"""The draft's plans launch by launch against references, and replays against eager: `bin/bench-draft --check`."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
