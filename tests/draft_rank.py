@@ -36,6 +36,7 @@ def main(rank, port, weights, config_of):
         alone = model.combine_hidden_states(taps[0])
     fused, stock = both_forwards(model, config)
     wanted = torch.nn.functional.linear(taps.bfloat16(), whole)
+    unbound = binding_that_fails(model.model, rank)
     sys.stdout.write(
         json.dumps(
             {
@@ -49,6 +50,7 @@ def main(rank, port, weights, config_of):
                 "draft": draft,
                 "forward": ((fused - stock).norm() / stock.norm()).item(),
                 "sum": fused.sum().item(),
+                "unbound": unbound,
             }
         )
     )
@@ -58,6 +60,25 @@ class Patch:
     """Replaces for good: this process ends soon."""
 
     setattr = staticmethod(setattr)
+
+
+def binding_that_fails(model, rank):
+    """What this rank ends with where rank 1 has no memory to bind the draft's plans in."""
+    import torch
+
+    from jitspark.errors import JitsparkError
+    from jitspark.runtime import draft
+
+    def refuse(*_):
+        raise torch.OutOfMemoryError("no memory for an arena")
+
+    if rank == 1:
+        draft._bound = refuse
+    try:
+        draft.build_draft_decode(model, model._compilation_mode)
+    except (JitsparkError, torch.OutOfMemoryError) as error:
+        return f"{type(error).__name__}: {error}"
+    return None
 
 
 def both_forwards(model, config):

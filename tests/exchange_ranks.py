@@ -102,6 +102,18 @@ def unlike_choices(group, _):
     return asked(group, plans_for(group.size, 8), exchanges="auto" if group.rank else "torch_distributed")
 
 
+def without_memory(group, _):
+    """Rank 1 has no memory for what torch.distributed brings."""
+    plans = plans_for(group.size, 8)
+    if group.rank == 1:
+        torch.zeros = refused  # for good: this process ends soon
+    return asked(group, plans, exchanges="torch_distributed")
+
+
+def refused(*_, **__):
+    raise torch.OutOfMemoryError("no memory for an inbox")
+
+
 def barred(group):
     """Maps on all ranks but 1."""
 
@@ -145,7 +157,7 @@ def plans_for(size, rows):
 def asked(group, plans, **options):
     try:
         exchange_memory(plans, group, "cpu", (1, 2), **options)
-    except JitsparkError as error:
+    except (JitsparkError, torch.OutOfMemoryError) as error:
         return type(error).__name__, str(error)
     return None
 

@@ -162,7 +162,8 @@ def build_draft_decode(model: Any, compilation_mode: Any) -> DraftDecode | None:
         kernels = _kernels(model, plans, device)
     exchanges = options.from_vllm_config(model.vllm_config).exchanges
     binder = _Binder(plans.deployment, kernels, weights, device, ranks, _exchange(plans, ranks, device, exchanges))
-    made = _bound(model, plans, binder)
+    with ranks.together("binding the draft's plans"):
+        made = _bound(model, plans, binder)
     launches = [len(next(iter(each.values())).launches) for each in (plans.forward, plans.context)]
     logger.info("draft: %d row counts, %d launches each, %d for context rows", len(plans.forward), *launches)
     return made

@@ -185,7 +185,8 @@ def _mapped(
 
 def _unmapped(num_bytes: int, group: RankGroup, device: torch.device) -> tuple[torch.Tensor, tuple[int, ...]]:
     """This rank's own memory, and behind it memory that nobody reads, in the place of every other rank's."""
-    memory = torch.zeros(2 * num_bytes, dtype=torch.uint8, device=device)
+    with group.together(STEP):  # a gather follows, in which a rank without memory would be waited for without an end
+        memory = torch.zeros(2 * num_bytes, dtype=torch.uint8, device=device)
     addresses = [memory.data_ptr() + num_bytes] * group.size
     addresses[group.rank] = memory.data_ptr()
     return memory, tuple(addresses)

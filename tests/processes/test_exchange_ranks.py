@@ -53,3 +53,11 @@ def test_ranks_with_other_choices_are_refused_on_all_of_them(tmp_path):
     found = run_ranks("unlike_choices", tmp_path, 2)
 
     assert [kind for kind, _ in found] == ["RankError", "RankError"]
+
+
+def test_a_rank_without_memory_is_told_of_before_the_others_gather(tmp_path):
+    (kind, text), own = run_ranks("without_memory", tmp_path, 2)
+
+    assert own == ("OutOfMemoryError", "no memory for an inbox")
+    assert kind == "RankError"
+    assert "rank 1 failed" in text and "no memory for an inbox" in text

@@ -60,3 +60,10 @@ def test_the_plans_make_the_hidden_states_of_stock_layers_on_both_ranks(ranks):
         assert each["draft"] == "DraftDecode"
         assert each["forward"] < 3e-2
     assert ranks[0]["sum"] == ranks[1]["sum"]
+
+
+def test_plans_that_one_rank_cannot_bind_end_both_with_its_reason(ranks):
+    first, second = (each["unbound"] for each in ranks)
+    assert second == "OutOfMemoryError: no memory for an arena"
+    assert first.startswith("RankError: binding the draft's plans: found rank 1 failed: ")
+    assert "no memory for an arena" in first
