@@ -74,11 +74,22 @@ def test_a_file_is_one_json_object_with_its_keys_and_digest():
 def test_plans_for_other_rows_have_the_same_frame_and_it_is_read_once():
     reader = PlanReader()
     first, frame = reader.read(BYTES, "a file")
-    other = decode_plan(TINY, 40, TARGET, keys=KEYS)
+    other = decode_plan(TINY, 8, TARGET, keys=KEYS)
     second, same = reader.read(to_bytes(other), "another file")
 
     assert same is frame
     assert (first, second) == (PLAN, other)
+
+
+def test_plans_of_other_launches_have_another_frame():
+    """Router and pooler are one launch for few rows only."""
+    reader = PlanReader()
+    frame = reader.read(BYTES, "a file")[1]
+    plans = [decode_plan(TINY, rows, TARGET, keys=KEYS) for rows in (24, 64)]
+    found = [reader.read(to_bytes(plan), "another file") for plan in plans]
+
+    assert [plan for plan, _ in found] == plans
+    assert found[0][1] is found[1][1] is not frame
     assert reader.read(to_bytes(logits_plan(TINY, 8, TARGET, keys=KEYS)), "a third")[1] is not frame
 
 
