@@ -152,7 +152,7 @@ def _bf16_experts(place: _Place) -> Iterator[dict[str, Any]]:
 
 def _router_and_pooler(place: _Place) -> dict[str, Any]:
     name = "router and pooler shard"
-    if router_pooler_gemm.serves(place.num_tokens):
+    if router_pooler_gemm.serves(place.deployment, place.num_tokens):
         both = place.only("router_pooler_gemm", max_tokens=place.num_tokens)
         return place.part(name, "router", {"router_pooler": both}, {}, aim_us=5.5)
     router = place.only("router_gemm", max_tokens=place.num_tokens)

@@ -219,7 +219,8 @@ class _Step:
     def _in_one_launch(self, layer: int) -> bool:
         """Whether one kernel gathers, norms and quantizes the experts' input and routes: if all of it is ours to do."""
         ours = all(self.builder.provider(part) == CUTE for part in (EXCHANGE, EXPERTS, ROUTER))
-        return ours and self.tp > 1 and self.experts.are_nvfp4(layer)
+        served = allgather_rmsnorm_nvfp4_quantize_routing.serves(self.backbone.experts)
+        return ours and served and self.tp > 1 and self.experts.are_nvfp4(layer)
 
     def _score_and_pool(self, layer: int) -> None:
         """Router and pooler read the same rows: one launch if both are ours and rows are few. Ranks pool a share."""
@@ -228,7 +229,7 @@ class _Step:
         pooler, pooled = ("pooler", "pooled") if self.tp == 1 else ("pooler_shard", "pooled_shard")
         given: dict[str, Given] = {"activation": "ffn_input", "logits": "router_logits"}
         ours = build.provider(ROUTER) == build.provider(PROJECTION) == CUTE
-        if ours and router_pooler_gemm.serves(self.rows):
+        if ours and router_pooler_gemm.serves(self.deployment, self.rows):
             given |= {"router": router, "pooler": self._dense(layer, pooler, POOLER), "pooled": pooled}
             build.launch(f"{at}.router_pooler", ROUTER, router_pooler_gemm.serving(self.deployment, self.rows), given)
             return

@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # cases are checked where no geometry library is installed
 
 BLOCK = 16  # columns that share a scale
 VECTOR = 8  # columns of a thread, all of one rank's
+THREADS = 256  # of a CTA that has a row
 MAX_TOKENS, MAX_EXPERTS = 64, 256
 ROWS_BY_SHARD = ("num_tokens", "shard_size")
 TOKENS_BY_SLOT = ("num_tokens", "num_experts_per_tok")
@@ -129,7 +130,13 @@ def serving(experts: "Experts", world_size: int) -> Specialization:
     return SPEC.specialize(axes=_axes(experts.moe_hidden_size, world_size, sizes), statics={})
 
 
+def serves(experts: "Experts") -> bool:
+    """Whether the columns of a row are one pass of a CTA's threads, or a power of two of whole ones."""
+    passes, rest = divmod(experts.moe_hidden_size, VECTOR * THREADS)
+    return passes == 0 or (rest == 0 and passes & (passes - 1) == 0)
+
+
 def specializations(deployment: "Deployment") -> Iterator[Specialization]:
     """The experts' input; none for a rank alone."""
-    if deployment.tp > 1:
+    if deployment.tp > 1 and serves(deployment.backbone.experts):
         yield serving(deployment.backbone.experts, deployment.tp)

@@ -18,6 +18,12 @@ from kernel_specs.router_pooler_gemm.cut import SLAB, SPLITS, TOKEN_CLASSES
 if TYPE_CHECKING:  # cases are checked where no geometry library is installed
     from jitspark.geometry import Deployment
 
+ROUTER_ROWS = 16  # of a CTA
+MAX_COLUMNS = 1024  # of K, of a CTA: they lie in shared memory whole
+RESIDENT_CTAS = (
+    376  # that an H200 holds at a time in clusters of 8: 47, by the time that launches of fewer clusters take
+)
+
 
 def statics(hidden_size: int, pooled_width: int, num_tokens: int) -> dict[str, Static]:
     """The statics for `num_tokens` (1 to 16) tokens."""
@@ -91,12 +97,20 @@ def serving(deployment: "Deployment", num_tokens: int) -> Specialization:
     return SPEC.specialize(axes=axes, statics=statics(hidden, width, num_tokens))
 
 
-def serves(num_tokens: int) -> bool:
-    """Whether one launch is the better choice for so many rows."""
-    return num_tokens <= max(TOKEN_CLASSES)
+def serves(deployment: "Deployment", num_tokens: int) -> bool:
+    """Whether one launch is the better choice: few rows, and clusters that all run at a time (TP 4 has one more)."""
+    backbone = deployment.backbone
+    hidden, width = backbone.hidden_size, backbone.experts.moe_hidden_size // deployment.tp
+    if num_tokens > max(TOKEN_CLASSES) or hidden % (2 * SLAB) != 0 or width % ROUTER_ROWS != 0:
+        return False
+    chosen = statics(hidden, width, num_tokens)
+    split, pooler_rows = int(chosen["split"]), int(chosen["pooler_rows"])
+    clusters = -(-backbone.experts.num_local_experts // ROUTER_ROWS) + width // pooler_rows
+    return hidden <= MAX_COLUMNS * split and clusters * split <= RESIDENT_CTAS
 
 
 def specializations(deployment: "Deployment") -> Iterator[Specialization]:
-    """For each bound on the number of tokens."""
+    """For each bound on the number of tokens that it serves."""
     for num_tokens in TOKEN_CLASSES:
-        yield serving(deployment, num_tokens)
+        if serves(deployment, num_tokens):
+            yield serving(deployment, num_tokens)

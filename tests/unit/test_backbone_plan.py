@@ -3,6 +3,7 @@
 from collections import Counter
 
 import pytest
+from msgspec.structs import replace
 
 from jitspark.errors import SpecError
 from jitspark.geometry import deployment
@@ -11,6 +12,7 @@ from jitspark.plans.backbone import decode_plan, logits_plan
 from jitspark.plans.builder import Keys
 from jitspark.plans.plan import CUTE, Kind, ScalarArgument, Stage, TensorArgument
 from jitspark.registry import load_spec, specializations
+from kernel_specs.allgather_rmsnorm_nvfp4_quantize_routing import spec as expert_input
 from kernel_specs.paged_gqa_verify_attention.spec import num_splits
 
 TARGET = "sm_90a"
@@ -148,6 +150,13 @@ def test_nvfp4_experts_have_their_input_and_their_schedule_from_one_launch(plan)
     written = {each.buffer for each in of(plan, EXPERT_INPUT)[0].tensors() if each.role == "out" and each.early}
     read = {each.buffer for each in gate_up.tensors() if each.early}
     assert written == {"expert_ids", "route_offsets", "routes"} <= read
+
+
+@pytest.mark.parametrize(("columns", "one"), [(2048, True), (3072, False), (4096, True), (6144, False), (8192, True)])
+def test_rows_that_threads_do_not_share_evenly_are_gathered_and_routed_in_launches_of_their_own(columns, one):
+    experts = replace(deployment("muse_spark_open", 8).backbone.experts, moe_hidden_size=columns)
+
+    assert expert_input.serves(experts) is one
 
 
 @pytest.mark.parametrize(("rows", "providers"), [(8, {}), (16, {}), (24, {}), (64, {}), (8, {"router": "stock"})])

@@ -1,10 +1,12 @@
 """How router_pooler_gemm is cut: whatever the deployment, its CTAs find the room that their number rests on."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from jitspark.geometry import deployment, geometry_names, load_geometry
 from kernel_specs.router_pooler_gemm.cut import CTAS, SHARED_BYTES, SLAB, Cut
-from kernel_specs.router_pooler_gemm.spec import SPEC, specializations
+from kernel_specs.router_pooler_gemm.spec import SPEC, serves, specializations
 
 DEPLOYMENTS = [(name, tp) for name in geometry_names() for tp in load_geometry(name).tp_sizes]
 CLUSTERS_OF_8 = 47  # that an H200 holds with three CTAs on a multiprocessor
@@ -41,8 +43,36 @@ def test_every_row_and_column_has_a_cta(cuts):
 
 @pytest.mark.parametrize("tp", [8, 16])
 def test_all_clusters_of_the_real_model_are_resident_at_once(tp):
-    for cut in map(cut_of, specializations(deployment("muse_spark_open", tp))):
+    cuts = [cut_of(each) for each in specializations(deployment("muse_spark_open", tp))]
+    assert [cut.max_tokens for cut in cuts] == [8, 16]
+    for cut in cuts:
         assert cut.split == 8 and cut.router_tiles + cut.pooler_tiles <= CLUSTERS_OF_8
+
+
+def test_at_tp_4_a_cluster_more_than_run_at_once_leaves_it_to_two_launches():
+    assert not list(specializations(deployment("muse_spark_open", 4)))
+
+
+def sized(hidden_size, moe_hidden_size=4096, tp=8):
+    experts = SimpleNamespace(num_local_experts=256, moe_hidden_size=moe_hidden_size)
+    return SimpleNamespace(tp=tp, backbone=SimpleNamespace(hidden_size=hidden_size, experts=experts))
+
+
+@pytest.mark.parametrize(
+    ("made", "served"),
+    [
+        (sized(8192), True),
+        (sized(7168), False),  # a quarter of it is more than a CTA has room for
+        (sized(16384), False),
+        (sized(8192 + 256), False),  # two CTAs cannot share it in slabs
+        (sized(8192, 4096 + 8 * 8), False),  # no whole row blocks
+    ],
+)
+def test_what_cannot_be_cut_is_left_to_two_launches(made, served):
+    assert [len(list(specializations(made))), serves(made, 8)] == [2 * served, served]
+    assert not serves(made, 24)
+    for each in specializations(made):
+        cut_of(each)
 
 
 def test_cases_lay_sums_over_weights_and_beside_them():
