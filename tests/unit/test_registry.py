@@ -57,7 +57,7 @@ def test_kernel_and_reference_resolve_to_files_of_the_folder(name):
 def test_specializations_are_yielded_once_each(name, geometry, tp):
     made = list(registry._declared(name, "specializations")(deployment(geometry, tp)))
 
-    # a deployment may have no use for a kernel: a rank alone, or a size that others serve better; the real one at TP 8 has
+    # a deployment may have no use for a kernel, as a rank alone has none for exchanges; the real one at TP 8 has
     assert made or specializations(deployment("muse_spark_open", 8), [name])
     assert len({each.title() for each in made}) == len(made)
     assert tuple(made) == specializations(deployment(geometry, tp), [name])
