@@ -27,6 +27,7 @@ from jitspark.plans.plan import CUTE, Plan
 from jitspark.registry import specializations
 from jitspark.runtime.parts import PARTS, STOCK
 from jitspark.settings import Settings, from_environment
+from jitspark.spec import Specialization
 from jitspark.target import TARGETS
 
 SLICE = 4  # layers: one with BF16 experts, three with NVFP4, one of them without a window; the last is tapped
@@ -92,6 +93,11 @@ def build_entries(found: Sequence[tuple[str, Deployment, str, Plan]], target: st
     """The entries of all plans, compiled where they are missing. Raises the first kernel's error."""
     needed: set[Key] = set().union(*(plan.keys() for *_, plan in found))
     asked = [each for served in _deployments(found) for each in specializations(served)]
+    return entries_of(needed, asked, target, settings)
+
+
+def entries_of(needed: set[Key], asked: Sequence[Specialization], target: str, settings: Settings) -> list[Entry]:
+    """The entries of the keys that plans need, all among `asked`. Raises the first kernel's error."""
     wanted = {item.key: item for item in wanted_for(asked, [target]) if item.key in needed}
     assert wanted.keys() == needed, "a plan asks for what no specialization is"
     report = build(list(wanted.values()), Lookup(settings), settings)

@@ -14,12 +14,11 @@ from pathlib import Path
 import msgspec
 
 from bench import nccl_exchanges
-from bench.decode_pack import listed, slice_of
+from bench.decode_pack import entries_of, listed, slice_of
 from bench.expert_parallel import PURPOSE, SLICES, WHOLE, whole_experts, with_whole_experts
 from bench.make_pack import files_of, write
 from bench.packed_cache import MANIFEST
-from jitspark.building.build import build, wanted_for
-from jitspark.cache.lookup import Lookup
+from jitspark.building.build import wanted_for
 from jitspark.cache.store import PLANS, Entry
 from jitspark.errors import JitsparkError
 from jitspark.geometry import Deployment, load_geometry
@@ -86,12 +85,7 @@ def build_entries(served: Deployment, plans: Sequence[Plan], target: str, settin
     needed = {key for plan in plans for key in plan.keys()}  # noqa: SIM118 - a plan's own method
     needed |= {item.key for item in wanted_for(unfused, [target])}
     asked = [*specializations(served), *unfused, *whole]
-    wanted = {item.key: item for item in wanted_for(asked, [target]) if item.key in needed}
-    assert wanted.keys() == needed, "a plan asks for what no specialization is"
-    report = build(list(wanted.values()), Lookup(settings), settings)
-    for error in report.failed.values():
-        raise error
-    return list(report.entries.values())
+    return entries_of(needed, asked, target, settings)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.table import replace_section
+
 BEGIN, END = "<!-- steps of groups: begin -->", "<!-- steps of groups: end -->"
 HEAD = ("experts", "M", "context", "distinct", "floor", "ours", "over the floor", "exchanges alone", "share",
         "to itself", "over NCCL", "vLLM's", "faster")  # fmt: skip
@@ -84,11 +86,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(section)
         return 0
     text = options.into.read_text()
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end):
-        raise SystemExit(f"decode-ranks-table: no line {BEGIN} followed by {END} in {options.into}")
-    options.into.write_text(f"{before}{BEGIN}\n\n{section}\n\n{END}{after}")
+    made = replace_section(text, section, (BEGIN, END), program="decode-ranks-table", where=options.into)
+    options.into.write_text(made)
     return 0
 
 

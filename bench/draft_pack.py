@@ -10,10 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.decode_pack import entries_of
 from bench.make_pack import files_of, write
 from bench.packed_cache import MANIFEST
-from jitspark.building.build import build, wanted_for
-from jitspark.cache.lookup import Lookup
 from jitspark.cache.store import PLANS, Entry
 from jitspark.errors import JitsparkError
 from jitspark.geometry import Deployment, deployment
@@ -108,13 +107,7 @@ def _entries(found: Sequence[Made], target: str) -> list[Entry]:
     served = {(each.served.backbone.name, each.served.tp): each.served for each in found}
     names = sorted({key.kernel for key in needed})
     asked = [made for each in served.values() for made in specializations(each, names)]
-    wanted = {item.key: item for item in wanted_for(asked, [target]) if item.key in needed}
-    assert wanted.keys() == needed, "a plan asks for what no specialization is"
-    settings = from_environment()
-    report = build(list(wanted.values()), Lookup(settings), settings)
-    for error in report.failed.values():
-        raise error
-    return list(report.entries.values())
+    return entries_of(needed, asked, target, from_environment())
 
 
 def _parser() -> argparse.ArgumentParser:

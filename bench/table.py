@@ -211,13 +211,15 @@ def _identity(each: Mapping[str, Any]) -> tuple[str, int, int]:
     return place.get("part", ""), place["tp"], place["num_tokens"]
 
 
-def replace_section(text: str, section: str) -> str:
-    """`text` with what stands between the markers replaced."""
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
+def replace_section(
+    text: str, section: str, markers: tuple[str, str] = (BEGIN, END), *, program: str = "table", where: object = None
+) -> str:
+    """`text` with what stands between the markers replaced; `program` and `where` are for the error without them."""
+    before, begin, rest = text.partition(markers[0])
+    _, end, after = rest.partition(markers[1])
     if not (begin and end):
-        raise SystemExit(f"table: no line {BEGIN} followed by {END} in the document")
-    return f"{before}{BEGIN}\n\n{section}\n\n{END}{after}"
+        raise SystemExit(f"{program}: no line {markers[0]} followed by {markers[1]} in {where or 'the document'}")
+    return f"{before}{begin}\n\n{section}\n\n{end}{after}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
