@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING
 
 from jitspark.spec import CONST, VAR, AtMost, Case, Divisible, KernelSpec, Specialization, Static, Tensor
 from jitspark.target import TARGETS
-from kernel_specs.router_pooler_gemm.cut import SLAB, SPLITS, TOKEN_CLASSES
+from kernel_specs.router_pooler_gemm.cut import ROWS, SLAB, SPLITS, TOKEN_CLASSES
 
 if TYPE_CHECKING:  # cases are checked where no geometry library is installed
     from jitspark.geometry import Deployment
 
-ROUTER_ROWS = 16  # of a CTA
 MAX_COLUMNS = 1024  # of K, of a CTA: they lie in shared memory whole
 RESIDENT_CTAS = (
     376  # that an H200 holds at a time in clusters of 8: 47, by the time that launches of fewer clusters take
@@ -101,11 +100,11 @@ def serves(deployment: "Deployment", num_tokens: int) -> bool:
     """Whether one launch is the better choice: few rows, and clusters that all run at a time (TP 4 has one more)."""
     backbone = deployment.backbone
     hidden, width = backbone.hidden_size, backbone.experts.moe_hidden_size // deployment.tp
-    if num_tokens > max(TOKEN_CLASSES) or hidden % (2 * SLAB) != 0 or width % ROUTER_ROWS != 0:
+    if num_tokens > max(TOKEN_CLASSES) or hidden % (2 * SLAB) != 0 or width % ROWS != 0:
         return False
     chosen = statics(hidden, width, num_tokens)
     split, pooler_rows = int(chosen["split"]), int(chosen["pooler_rows"])
-    clusters = -(-backbone.experts.num_local_experts // ROUTER_ROWS) + width // pooler_rows
+    clusters = -(-backbone.experts.num_local_experts // ROWS) + width // pooler_rows
     return hidden <= MAX_COLUMNS * split and clusters * split <= RESIDENT_CTAS
 
 
