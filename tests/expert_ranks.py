@@ -104,6 +104,7 @@ def run(task, rank, maker):
     torch.set_num_threads(1)
     ranks, experts = task["ranks"], expert_checkpoint.Experts(**task["experts"])
     group = maker.join(task, rank)
+    dist.barrier()  # one that fails and leaves while others still connect would fail these for another reason
     options = {"staging_bytes": task["staging_bytes"]} if "staging_bytes" in task else {}
     if isinstance(task.get("staging_bytes"), list):
         options["staging_bytes"] = task["staging_bytes"][rank]

@@ -35,6 +35,7 @@ def join(task, rank):
         "gloo", init_method=f"file://{folder / 'meeting'}", rank=rank, world_size=task["ranks"],
         timeout=timedelta(seconds=60),
     )  # fmt: skip
+    dist.barrier()  # a rank that dies before the others are connected would end them outside of what is tested
     return RankGroup(rank, task["ranks"], dist.group.WORLD, dist.group.WORLD, patience=30.0)
 
 
