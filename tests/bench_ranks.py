@@ -1,9 +1,9 @@
 """Ranks as processes that run the steps bin/bench-decode-ranks times beside ours, by references over gloo.
 
-    python tests/bench_ranks.py KIND RANK SIZE FOLDER
+    python tests/bench_ranks.py KIND SIZE FOLDER
 
 KIND: "nccl", exchanges by torch.distributed's collectives, each with the kernel that follows it; or "whole", whole
-experts on each rank, NVFP4 ones and, in layer 0, BF16. Writes FOLDER/RANK.pt: the outputs of this rank.
+experts on each rank, NVFP4 ones and, in layer 0, BF16. Each rank writes FOLDER/RANK.pt: its outputs.
 """
 
 import functools
@@ -47,8 +47,9 @@ def plan_of(kind, tp):
     return expert_parallel.with_whole_experts(plan, deployment.backbone.experts, Keys("sm_90a"))
 
 
+@functools.cache
 def drawn(kind):
-    """Weights, inputs and KV caches of a rank alone: the same in every process."""
+    """Weights, inputs and KV caches of a rank alone: the same in every process, and only read."""
     generator = torch.Generator().manual_seed(decode_ranks.SEED)
     plan = plan_of(kind, 1)
     weights = random_weights(plan, generator, max_positions=max(decode_ranks.LENGTHS))
@@ -111,9 +112,11 @@ def run_ranks(folder, size, kind):
     return rank_processes.run_ranks(__file__, folder, size, kind)
 
 
-def main(kind, rank, size, folder):
-    rank_processes.write_answer(lambda group: run(kind, rank, size, group.gather), rank, size, folder)
+def main(kind, size, folder):
+    torch.set_num_threads(1)
+    drawn(kind)  # once for all ranks
+    rank_processes.answer_as_ranks(lambda group: run(kind, group.rank, size, group.gather), size, folder)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3])

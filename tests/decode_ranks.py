@@ -1,11 +1,12 @@
 """Ranks as processes that run a decode step by its references, each with its shares of one set of weights, over gloo.
 
-    python tests/decode_ranks.py EXCHANGES RANK SIZE FOLDER
+    python tests/decode_ranks.py EXCHANGES SIZE FOLDER
 
 EXCHANGES: "references", or "gathered": a gather, and then what stands for the exchange's kernel (its reference, which
-sends as the kernel does). Writes FOLDER/RANK.pt: the outputs of this rank.
+sends as the kernel does). Each rank writes FOLDER/RANK.pt: its outputs.
 """
 
+import functools
 import importlib
 import sys
 from functools import partial
@@ -45,8 +46,9 @@ def plan_of(tp):
     return decode_plan(served(tp), 8 * len(LENGTHS), "sm_90a")
 
 
+@functools.cache
 def drawn():
-    """Weights, inputs and KV caches of a rank alone: the same in every process."""
+    """Weights, inputs and KV caches of a rank alone: the same in every process, and only read."""
     generator = torch.Generator().manual_seed(SEED)
     plan = plan_of(1)
     weights = random_weights(plan, generator, max_positions=max(LENGTHS))
@@ -135,13 +137,15 @@ def run_ranks(folder, size, exchanges):
     return rank_processes.run_ranks(__file__, folder, size, exchanges)
 
 
-def main(exchanges, rank, size, folder):
+def main(exchanges, size, folder):
     def work(group):
         gather = group.gather if exchanges == "references" else group.gather_in_stream
-        return run(rank, size, gather, exchanges=exchanges)
+        return run(group.rank, size, gather, exchanges=exchanges)
 
-    rank_processes.write_answer(work, rank, size, folder)
+    torch.set_num_threads(1)
+    drawn()  # once for all ranks
+    rank_processes.answer_as_ranks(work, size, folder)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3])

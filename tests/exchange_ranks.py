@@ -1,9 +1,9 @@
 """Ranks as processes that exchange over gloo: every operation by its reference, and memory for plans, agreed on or not.
 
-    python tests/exchange_ranks.py TASK RANK SIZE FOLDER
+    python tests/exchange_ranks.py TASK SIZE FOLDER
 
-TASK: a function of this module. Writes FOLDER/RANK.pt: outputs by operation, an error's class and text, or what a rank
-was given.
+TASK: a function of this module. Each rank writes FOLDER/RANK.pt: outputs by operation, an error's class and text, or
+what it was given.
 """
 
 import contextlib
@@ -43,13 +43,13 @@ def worlds(size, names=EXCHANGES):
             yield draw_world(spec.specialize_case(case), case.axes, seed=11, rounds=ROUNDS, device="cpu")
 
 
-def exchanges(group, _):
+def exchanges(group):
     """What this rank ends with in each round, from nothing but its own payload and what gloo brings."""
     operations = distributed_operations("stock", group.gather)
     return rounds(group, EXCHANGES, lambda name, _: operations["stock", name])
 
 
-def gathered(group, _):
+def gathered(group):
     """The same with what a served model has in the place of kernels; the references stand for these."""
     instead = gathered_first(SimpleNamespace(target="sm_90a"), None, {}, group.gather_in_stream)
 
@@ -79,30 +79,30 @@ def rounds(group, names, served):
     return found
 
 
-def unequal_plans(group, _):
+def unequal_plans(group):
     return asked(group, plans_for(group.size, 8 if group.rank else 16))
 
 
-def unmappable(group, _):
+def unmappable(group):
     return asked(group, plans_for(group.size, 8), map_memory=barred(group))
 
 
-def unmappable_auto(group, _):
+def unmappable_auto(group):
     return given(group, exchanges="auto", map_memory=barred(group))
 
 
-def told(group, _):
+def told(group):
     def map_memory(*_):
         raise AssertionError("there was no need to")
 
     return given(group, exchanges="torch_distributed", map_memory=map_memory)
 
 
-def unlike_choices(group, _):
+def unlike_choices(group):
     return asked(group, plans_for(group.size, 8), exchanges="auto" if group.rank else "torch_distributed")
 
 
-def without_memory(group, _):
+def without_memory(group):
     """Rank 1 has no memory for what torch.distributed brings."""
     plans = plans_for(group.size, 8)
     if group.rank == 1:
@@ -167,9 +167,5 @@ def run_ranks(task, folder, size):
     return rank_processes.run_ranks(__file__, folder, size, task)
 
 
-def main(task, rank, size, folder):
-    rank_processes.write_answer(lambda group: globals()[task](group, folder), rank, size, folder, patience=60.0)
-
-
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
+    rank_processes.answer_as_ranks(globals()[sys.argv[1]], int(sys.argv[2]), sys.argv[3])

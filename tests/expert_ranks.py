@@ -4,8 +4,8 @@
 
 TASK: path, experts (fields), layers, ranks, and where wanted maker (a module whose `join`, `empty_layer` and `load`
 take the place of those here), sharded (how vLLM shares experts: "ep" or "tp"), staging_bytes (or one for each rank),
-patience, free_bytes, lacks (a tensor the checkpoint does not have), may_give_up, fault. Prints a line of JSON per rank:
-what differs, seconds, and memory in bytes (`extra`: the peak beside what stays).
+free_bytes, lacks (a tensor the checkpoint does not have), may_give_up, fault. Prints a line of JSON per rank: what
+differs, and memory in bytes (`extra`: the peak beside what stays).
 """
 
 import importlib
@@ -13,12 +13,13 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
-from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
 import expert_checkpoint
+import rank_processes
 import torch
 import torch.distributed as dist
 
@@ -28,6 +29,8 @@ from jitspark.runtime.ranks import RankGroup
 
 TESTS = Path(__file__).resolve().parent
 PASSED_ON = ("PATH", "HF_HUB_OFFLINE", "VLLM_CACHE_ROOT", "VLLM_NO_USAGE_STATS")
+# Seconds for all ranks together: less than one of them waits for another, so whoever waits in vain is noticed.
+LIMIT = rank_processes.PATIENCE / 2
 
 
 class StockMethod:
@@ -92,19 +95,17 @@ def load(layer, path, index, lacks=None):
 
 def join(task, rank):
     """The group of ranks, which find each other by a file."""
-    dist.init_process_group(
-        "gloo", init_method=f"file://{task['path']}.ranks", rank=rank, world_size=task["ranks"],
-        timeout=timedelta(seconds=60),
-    )  # fmt: skip
-    return RankGroup(rank, task["ranks"], dist.group.WORLD, dist.group.WORLD, patience=task.get("patience", 60))
+    return rank_processes.join(task["folder"], rank, task["ranks"])
 
 
 def run(task, rank, maker):
     """One rank. Returns what is printed."""
-    torch.set_num_threads(1)
     ranks, experts = task["ranks"], expert_checkpoint.Experts(**task["experts"])
     group = maker.join(task, rank)
-    dist.barrier()  # one that fails and leaves while others still connect would fail these for another reason
+    dist.barrier()  # in groups of vLLM's too, all are connected before one may fail and leave
+    if stalled(task) is not None:
+        group = PatientWithOthers(rank, ranks, group.control, group.data, patience=1.0)
+        PatientWithOthers.silent = stalled(task)
     options = {"staging_bytes": task["staging_bytes"]} if "staging_bytes" in task else {}
     if isinstance(task.get("staging_bytes"), list):
         options["staging_bytes"] = task["staging_bytes"][rank]
@@ -125,14 +126,14 @@ def run(task, rank, maker):
     fault.arm()
     allocated = expert_tp._allocated
     expert_tp._allocated = lambda *form: {name: tensor.fill_(1) for name, tensor in allocated(*form).items()}  # touched
-    held_before, began = memory(), time.monotonic()
+    held_before = memory()
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak starts here
     for layer in layers.values():
         layer.quant_method.process_weights_after_loading(layer)
     if not shares.finish():
         stock = [index for index, layer in layers.items() if not layer.w2_weight.view(torch.uint8).any()]
         return {"given_up": True, "stock": stock, "held": len(shares._held)}
-    seconds, peak = time.monotonic() - began, memory("VmHWM")
+    peak = memory("VmHWM")
     held = sum(tensor.nbytes for index in task["layers"] for tensor in shares.tensors(index).values())
     wrong = {
         index: found
@@ -141,7 +142,6 @@ def run(task, rank, maker):
     }
     return {
         "wrong": wrong,
-        "seconds": seconds,
         "held": held,
         "extra": peak - held_before - held,
         "needed": shares.needed_bytes(),
@@ -151,6 +151,35 @@ def run(task, rank, maker):
 def memory(field="VmRSS"):
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field + ":"))
+
+
+class PatientWithOthers(RankGroup):
+    """Waits `patience` seconds for the rank that stalls in packing, once it has the others' words, and for these as
+    long as they take: what is late on a slow machine is not silent. (A wait that gloo gives up fails all others.)
+    """
+
+    silent, step, works = None, "", {}
+
+    def _words(self, step, *told, **options):
+        PatientWithOthers.step, PatientWithOthers.works = step, {}
+        return super()._words(step, *told, **options)
+
+    def _started(self, silent, rank, *how, **peer):
+        work = super()._started(silent, rank, *how, **peer)
+        self.works[id(work)] = (rank, work)
+        return work
+
+    def _waited(self, silent, rank, work, deadline):
+        if rank != self.silent or not self.step.endswith("packing"):
+            return self._waited_once(silent, rank, work, deadline)
+        for other, its in list(self.works.values()):
+            if other != self.silent:
+                self._waited_once(silent, other, its, deadline)
+        return super()._waited(silent, rank, work, time.monotonic() + self.patience)
+
+    def _waited_once(self, silent, rank, work, deadline):
+        if self.works.pop(id(work), None) is not None:
+            super()._waited(silent, rank, work, deadline + rank_processes.PATIENCE)
 
 
 class Fault:
@@ -182,53 +211,50 @@ class Fault:
         if self.task["how"] == "die":
             os._exit(9)
         if self.task["how"] == "stall":
-            time.sleep(600)
+            time.sleep(LIMIT)
         raise RuntimeError("the allocator has no more memory\nand says so at length")
 
 
+def stalled(task):
+    """The rank that stalls, if any."""
+    fault = task.get("fault", {})
+    return fault["rank"] if fault.get("how") == "stall" else None
+
+
 def told(task, rank, maker):
-    began = time.monotonic()
     try:
         said = run(task, rank, maker)
     except JitsparkError as error:
         said = error.to_json()
     except RuntimeError as error:
         said = {"error": "RuntimeError", "found": str(error)}
-    said |= {"rank": rank, "after": time.monotonic() - began}
-    os.write(1, (json.dumps(said) + "\n").encode())
+    os.write(1, (json.dumps(said | {"rank": rank}) + "\n").encode())
 
 
 def main():
-    """One import of torch for all ranks: they are forked before torch starts a thread."""
+    """One import of torch for all ranks. One that stalls ends when the others have."""
     task = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     maker = importlib.import_module(task.get("maker", "expert_ranks"))
-    pids = []
-    for rank in range(task["ranks"]):
-        pid = os.fork()
-        if pid == 0:
-            told(task, rank, maker)
-            os._exit(0)
-        pids.append(pid)
-    stalled = task.get("fault", {}).get("how") == "stall"
+    torch.set_num_threads(1)
+    pids = [rank_processes.forked(lambda rank=rank: told(task, rank, maker)) for rank in range(task["ranks"])]
     for rank, pid in enumerate(pids):
-        if not (stalled and rank == task["fault"]["rank"]):
+        if rank != stalled(task):
             os.waitpid(pid, 0)
-    if stalled:
-        os.kill(pids[task["fault"]["rank"]], 9)
 
 
-def run_ranks(folder, task, seconds=600):
+def run_ranks(folder, task):
     """What each rank said, in rank order, of those that lived to say it."""
-    Path(f"{task['path']}.ranks").unlink(missing_ok=True)
-    file = folder / "task.json"
-    file.write_text(json.dumps(task), encoding="utf-8")
+    meeting = tempfile.mkdtemp(dir=folder)  # ranks of an earlier call never come there
+    file = Path(meeting) / "task.json"
+    file.write_text(json.dumps({**task, "folder": meeting}), encoding="utf-8")
     environment = {
         **{name: value for name, value in os.environ.items() if name in PASSED_ON},
+        **rank_processes.ENVIRONMENT,
         "PYTHONPATH": f"{TESTS.parent}:{TESTS}",
         "MALLOC_MMAP_THRESHOLD_": str(1 << 20),  # so that what is freed shows
     }
     ran = subprocess.run(
-        [sys.executable, "-P", __file__, file], env=environment, stdout=subprocess.PIPE, text=True, timeout=seconds
+        [sys.executable, "-P", __file__, file], env=environment, stdout=subprocess.PIPE, text=True, timeout=LIMIT
     )
     assert ran.returncode == 0
     return sorted((json.loads(line) for line in ran.stdout.splitlines()), key=lambda said: said["rank"])

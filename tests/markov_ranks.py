@@ -1,8 +1,8 @@
 """Ranks as processes that sample over their vocabulary shards, through gloo.
 
-    python tests/markov_ranks.py RANK SIZE FOLDER
+    python tests/markov_ranks.py SIZE FOLDER
 
-Writes FOLDER/RANK.pt: the tokens and the cache that this rank ends with.
+Each rank writes FOLDER/RANK.pt: the tokens and the cache that it ends with.
 """
 
 import sys
@@ -27,12 +27,8 @@ def sample(ranks):
 
 def run_ranks(folder, size):
     """(tokens, cache) of each rank, in rank order."""
-    return rank_processes.run_ranks(__file__, folder, size, patience=180)
-
-
-def main(rank, size, folder):
-    rank_processes.write_answer(sample, rank, size, folder)
+    return rank_processes.run_ranks(__file__, folder, size)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+    rank_processes.answer_as_ranks(sample, int(sys.argv[1]), sys.argv[2])

@@ -1,8 +1,14 @@
-"""Ranks as processes of one script, over gloo: what starts them all, and what each of them does around its work."""
+"""Ranks as processes of one script, over gloo: what starts them all, and what each of them does around its work.
 
+The script is one process that imports and draws what all ranks need, and is then forked into them.
+"""
+
+import ctypes
 import os
+import signal
 import subprocess
 import sys
+import traceback
 from datetime import timedelta
 from pathlib import Path
 
@@ -12,28 +18,63 @@ import torch.distributed as dist
 from jitspark.runtime.ranks import RankGroup
 
 ROOT = Path(__file__).resolve().parents[1]
+# Seconds that one rank is waited for by another, and all of them by a test: a slow machine never takes as long.
+PATIENCE = 1200.0
+# Ranks of one machine need neither its name nor its network.
+ENVIRONMENT = {"GLOO_SOCKET_IFNAME": "lo"}
 
 
-def run_ranks(script, folder, size, *arguments, patience=240):
-    """What each rank of `script ARGUMENTS RANK SIZE FOLDER` wrote, in rank order; `patience` in seconds."""
-    command = [sys.executable, script, *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}  # bench is not installed
-    made = [subprocess.Popen([*command, str(rank), str(size), str(folder)], env=environment) for rank in range(size)]
-    try:
-        assert [process.wait(timeout=patience) for process in made] == [0] * size
-    finally:
-        for process in made:
-            process.kill()
+def run_ranks(script, folder, size, *arguments):
+    """What each rank of `script ARGUMENTS SIZE FOLDER` wrote, in rank order."""
+    command = [sys.executable, script, *arguments, str(size), str(folder)]
+    environment = {**os.environ, **ENVIRONMENT, "PYTHONPATH": str(ROOT)}  # bench is not installed
+    subprocess.run(command, env=environment, check=True, timeout=PATIENCE)
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(size)]
 
 
-def write_answer(work, rank, size, folder, **options):
-    """Within a rank: write what `work` makes of its group, and leave when all have. `options` are RankGroup's."""
-    torch.set_num_threads(1)
+def forked(work):
+    """The id of a child that does `work` and ends, with this process at the latest. To be called before torch has
+    started a thread: with one thread to compute with, it starts none."""
+    parent, pid = os.getpid(), os.fork()
+    if pid:
+        return pid
+    status = 1
+    try:
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # die with the parent
+        if os.getppid() == parent:
+            work()
+            status = 0
+    except BaseException:  # noqa: BLE001 - whatever it is, the log tells it and the status says so
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        os._exit(status)
+
+
+def join(folder, rank, size, *, patience=PATIENCE):
+    """The group of ranks, which find each other by a file in `folder`, when all of them are connected.
+
+    A rank that left while others still connect would fail these within torch, outside of what is tested.
+    """
     dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=size, timeout=timedelta(seconds=120)
+        "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=size, timeout=timedelta(seconds=PATIENCE)
     )
-    group = RankGroup(rank=rank, size=size, control=dist.group.WORLD, data=dist.group.WORLD, **options)
-    torch.save(work(group), Path(folder) / f"{rank}.pt")
     dist.barrier()
-    dist.destroy_process_group()
+    return RankGroup(rank, size, dist.group.WORLD, dist.group.WORLD, patience=patience)
+
+
+def answer_as_ranks(work, size, folder):
+    """Fork into ranks, each of which writes FOLDER/RANK.pt: what `work` makes of its group. Returns when all have."""
+    torch.set_num_threads(1)
+
+    def rank_alone(rank):
+        torch.save(work(join(folder, rank, size)), Path(folder) / f"{rank}.pt")
+        dist.barrier()
+        dist.destroy_process_group()
+
+    for rank in range(size):
+        forked(lambda rank=rank: rank_alone(rank))
+    for _ in range(size):
+        _, status = os.wait()
+        if status:
+            sys.exit("a rank has failed")  # and ends the others, which would wait for it

@@ -8,6 +8,7 @@ import contextlib
 from types import SimpleNamespace
 
 import expert_checkpoint
+import rank_processes
 import torch
 from vllm.config import DeviceConfig, VllmConfig, set_current_vllm_config
 from vllm.distributed import get_tp_group
@@ -115,6 +116,6 @@ def join(task, rank):
     ranks = task["ranks"]
     stand_in()
     _ENTERED.enter_context(set_current_vllm_config(VllmConfig(device_config=DeviceConfig("cpu"))))
-    init_distributed_environment(ranks, rank, f"file://{task['path']}.ranks", rank, "gloo")
+    init_distributed_environment(ranks, rank, f"file://{task['folder']}/meeting", rank, "gloo")
     initialize_model_parallel(ranks)
-    return RankGroup.of_coordinator(get_tp_group(), patience=60)
+    return RankGroup.of_coordinator(get_tp_group(), patience=rank_processes.PATIENCE)

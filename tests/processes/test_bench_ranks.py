@@ -13,10 +13,18 @@ OF_SIZE = {"whole": 0.03, "nccl": 0.01}
 FLIPPED, OF_A_FLIP = 2, 0.3
 
 
-@pytest.mark.parametrize(("kind", "size"), [("whole", 2), ("whole", 4), ("nccl", 2), ("nccl", 4)])
-def test_ranks_end_alike_and_as_a_rank_alone(tmp_path, kind, size):
-    alone = run(kind, 0, 1)
+@pytest.fixture(scope="module", params=OF_SIZE)
+def kind(request):
+    return request.param
 
+
+@pytest.fixture(scope="module")
+def alone(kind):
+    return run(kind, 0, 1)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_ranks_end_alike_and_as_a_rank_alone(tmp_path, alone, kind, size):
     first, *others = run_ranks(tmp_path, size, kind)
 
     for other in others:

@@ -14,12 +14,15 @@ OF_SIZE = 0.01
 FLIPPED, OF_A_FLIP = 2, 0.3
 
 
+@pytest.fixture(scope="module")
+def alone():
+    return run(0, 1)
+
+
 @pytest.mark.parametrize(
     ("size", "exchanges"), [(2, "references"), (4, "references"), (8, "references"), (2, "gathered"), (4, "gathered")]
 )
-def test_ranks_end_alike_and_as_a_rank_alone(tmp_path, size, exchanges):
-    alone = run(0, 1)
-
+def test_ranks_end_alike_and_as_a_rank_alone(tmp_path, alone, size, exchanges):
     first, *others = run_ranks(tmp_path, size, exchanges)
 
     for other in others:
