@@ -29,6 +29,9 @@ sys.path.insert(0, str(PROCESSES))
 import stub_compiler  # noqa: E402 - a script, found beside the tests that run it
 
 TARGET = "sm_90a"
+# Seconds that a test waits for something: far less than what would otherwise end the wait (a child that compiles for an
+# hour, `share.PATIENCE_SECONDS`), and more than any machine takes.
+LIMIT = 600.0
 # Sets the result to the integer that follows and returns 0; see TVMFFISafeCallType in tvm/ffi/c_api.h.
 _CODE = {
     "x86_64": bytes.fromhex("c7010100000048b8") + stub_compiler.PLACEHOLDER + bytes.fromhex("4889410831c0c3"),
@@ -111,8 +114,10 @@ def lookup_in(*layers, settings=None, toolchain=None):
     return Lookup(settings or Settings(cache_dir=writable), Roots(tuple(layers), writable), toolchain)
 
 
-def stub_command(templates, log=None, seconds=0.0, answer="good"):
-    options = ["--templates", str(templates), "--seconds", str(seconds), "--answer", answer]
+def stub_command(templates, log=None, seconds=0.0, answer="good", *, until=None, starts=0):
+    """The stub compiler with these options; see there."""
+    options = ["--templates", str(templates), "--seconds", str(seconds), "--answer", answer, "--starts", str(starts)]
+    options += [] if until is None else ["--until", str(until)]
     options += [] if log is None else ["--log", str(log)]
     return (sys.executable, "-I", "-S", str(PROCESSES / "stub_compiler.py"), *options)
 
@@ -121,6 +126,12 @@ def compiles(log):
     """The keys that were compiled, in order, from a stub's log."""
     lines = log.read_text().splitlines() if log.exists() else []
     return [line.split(" ", 3)[3] for line in lines if line.startswith("start ")]
+
+
+def told(events, kind):
+    """The events of this kind that a process has told so far, from the file that its task names."""
+    lines = events.read_text().splitlines(keepends=True) if events.exists() else []
+    return [event for line in lines if line.endswith("\n") and (event := json.loads(line))[0] == kind]
 
 
 class CacheUser:
@@ -144,8 +155,8 @@ class CacheUser:
         self.process.stdin.write("go\n")
         self.process.stdin.flush()
 
-    def report(self, timeout=120.0):
-        out, err = self.process.communicate(timeout=timeout)
+    def report(self):
+        out, err = self.process.communicate(timeout=LIMIT)
         assert self.process.returncode == 0, err
         return {**json.loads(out.splitlines()[-1]), "stderr": err}
 
@@ -169,18 +180,16 @@ def cache_users(tasks):
 
 
 def run_users(tasks):
-    """The reports of these processes, which all begin at one moment, and the seconds that they took."""
+    """The reports of these processes, which all begin at one moment."""
     with cache_users(tasks) as users:
-        started = time.monotonic()
         for user in users:
             user.go()
-        reports = [user.report() for user in users]
-        return reports, time.monotonic() - started
+        return [user.report() for user in users]
 
 
-def wait_until(condition, timeout=20.0):
+def wait_until(condition):
     """The first true value of `condition()`."""
-    deadline = time.monotonic() + timeout
+    deadline = time.monotonic() + LIMIT
     while time.monotonic() < deadline:
         if value := condition():
             return value

@@ -1,6 +1,7 @@
 """A process that shares a cache: `cache_user.py TASK`, with the task as JSON.
 
 Says "ready" when everything is imported, waits for a line, builds (and loads) the keys, and prints one JSON report.
+Events go as they come to the file that `events` names.
 """
 
 import json
@@ -8,6 +9,7 @@ import logging
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 sys.modules["torch"] = None  # apache-tvm-ffi would import it, for a second
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -16,7 +18,8 @@ import filelock  # noqa: E402, F401 - part of being ready
 from stub_cache import TARGET, number_of, other_toolchain, settings_for, stub_command, wanted  # noqa: E402
 
 from jitspark.building import build as build_module  # noqa: E402
-from jitspark.building import share  # noqa: E402
+from jitspark.building import compiler_child, share  # noqa: E402
+from jitspark.building.seats import Seats  # noqa: E402
 from jitspark.cache import lock  # noqa: E402
 from jitspark.cache.loader import Loader  # noqa: E402
 from jitspark.cache.lookup import Lookup  # noqa: E402
@@ -34,6 +37,20 @@ def settings_of(task):
 def without_locks():
     lock.Lock.try_acquire = lambda _self, _what: True
     lock.Lock.release = lambda _self: None
+
+
+def count_waits():
+    """A clock for the building loop that shows how long it has asked to wait, whatever the machine took for it."""
+    now, answered = 0.0, Seats.answered
+
+    def counted(seats, seconds):
+        nonlocal now
+        now += seconds
+        return answered(seats, seconds / 10)
+
+    Seats.answered = counted
+    share.time = compiler_child.time = SimpleNamespace(monotonic=lambda: now, time=time.time)
+    return share.time.monotonic
 
 
 def numbers(kernels):
@@ -64,10 +81,21 @@ def run(task, items, settings, command, on_event):
     }
 
 
-def told(event, moment):
-    holder = event.holder
-    who = holder and [holder.pid, holder.what]
-    return [event.kind, str(event.key), round(event.seconds, 2), who, round(moment, 2)]
+class Events(list):
+    """What was told, each with its moment; written to a file as it comes."""
+
+    def __init__(self, path, clock):
+        super().__init__()
+        self.path, self.clock, self.started = path, clock, clock()
+
+    def tell(self, event):
+        holder = event.holder
+        who = holder and [holder.pid, holder.what]
+        moment = self.clock() - self.started
+        self.append([event.kind, str(event.key), round(event.seconds, 2), who, round(moment, 2)])
+        if self.path is not None:
+            with open(self.path, "a") as stream:
+                stream.write(json.dumps(self[-1]) + "\n")
 
 
 def main():
@@ -75,7 +103,10 @@ def main():
     task = json.loads(sys.argv[1])
     items = wanted(task["count"], start=task.get("start", 0), target=task.get("target", TARGET))
     log = Path(task["log"]) if task.get("log") else None
-    command = stub_command(Path(task["templates"]), log, task.get("seconds", 0.0), task.get("answer", "good"))
+    options = {"until": task.get("until"), "starts": task.get("starts", 0)}
+    command = stub_command(
+        Path(task["templates"]), log, task.get("seconds", 0.0), task.get("answer", "good"), **options
+    )
     own_toolchain()
     if task.get("no_locks"):
         without_locks()
@@ -86,11 +117,9 @@ def main():
     sys.stdin.readline()
     if task.get("forbid_compiler"):
         sys.modules["cutlass"] = None
-    events, started = [], time.monotonic()
+    events = Events(task.get("events"), count_waits() if task.get("count_waits") else time.monotonic)
     try:
-        report = run(
-            task, items, settings_of(task), command, lambda e: events.append(told(e, time.monotonic() - started))
-        )
+        report = run(task, items, settings_of(task), command, events.tell)
     except JitsparkError as error:
         report = {"error": error.to_json()}
     sys.stdout.write(json.dumps({**report, "events": events}) + "\n")

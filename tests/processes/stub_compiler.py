@@ -1,6 +1,7 @@
-"""A compiler child that speaks the real one's protocol and takes a known time: races become cheap to make.
+"""A compiler child that speaks the real one's protocol and takes as long as it is told: races become cheap to make.
 
-`stub_compiler.py --templates DIR [--seconds S] [--log FILE] [--answer KIND] PARENT_PID`. Its artifact is a
+`stub_compiler.py --templates DIR [--seconds S] [--until FILE] [--starts N] [--log FILE] [--answer KIND] PARENT_PID`. A
+compile takes S seconds, then lasts until FILE exists, and until N compiles have begun by the log. Its artifact is a
 template whose function returns a number that says which key it was compiled for. KIND is good, or how it goes wrong:
 fail, exit, nothing (no artifact), cut (half of one), odd (what no record may hold), or one of those in _SAID.
 """
@@ -32,6 +33,8 @@ def parsed():
     parser = argparse.ArgumentParser()
     parser.add_argument("--templates", type=Path)
     parser.add_argument("--seconds", type=float, default=0.0)
+    parser.add_argument("--until", type=Path)
+    parser.add_argument("--starts", type=int, default=0)
     parser.add_argument("--log", type=Path)
     parser.add_argument("--answer", default="good")
     parser.add_argument("parent", type=int)
@@ -44,6 +47,19 @@ def note(path, text):
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         os.write(descriptor, f"{text}\n".encode())
         os.close(descriptor)
+
+
+def begun(log):
+    return sum(line.startswith("start ") for line in log.read_text().splitlines())
+
+
+def compile_for_long(options):
+    time.sleep(options.seconds)
+    while options.until is not None and not options.until.exists():
+        time.sleep(0.005)
+    deadline = time.monotonic() + 60.0  # where they never begin, the test says so
+    while options.starts and begun(options.log) < options.starts and time.monotonic() < deadline:
+        time.sleep(0.005)
 
 
 # What such a child says instead of an answer, before it hangs.
@@ -85,11 +101,12 @@ def main():
         request = json.loads(line)
         name = f"{request['kernel']} {request['axes']} {request['target']}"
         note(options.log, f"start {os.getpid()} {time.monotonic():.4f} {name}")
-        time.sleep(options.seconds)
+        compile_for_long(options)
         if options.answer in _SAID:
             sys.stdout.write(_SAID[options.answer])
             sys.stdout.flush()
-            time.sleep(600.0)
+            note(options.log, f"said {os.getpid()} {time.monotonic():.4f} {name}")
+            time.sleep(3600.0)
         result = answer(request, options)
         note(options.log, f"end {os.getpid()} {time.monotonic():.4f} {name}")
         sys.stdout.write(json.dumps(result) + "\n")

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from stub_cache import wait_until
+from stub_cache import LIMIT, wait_until
 
 from jitspark.building.build import wanted_for
 from jitspark.building.compiler_child import COMMAND, CompilerChild
@@ -20,8 +20,8 @@ from jitspark.registry import specializations
 
 def answer_of(child):
     """The child's answer, waited for."""
-    select.select([child], [], [], 60.0)
-    return wait_until(child.answer, timeout=60.0)
+    select.select([child], [], [], LIMIT)
+    return wait_until(child.answer)
 
 
 @pytest.fixture
@@ -51,7 +51,9 @@ def command_line(pid):
 
 def test_a_child_dies_with_its_parent_though_its_input_stays_open():
     """A child that compiles does not look at its input, which ends when the parent does: something else must end it."""
-    start = "child = subprocess.Popen([*sys.argv[1:], str(os.getpid())]); print(child.pid, flush=True); time.sleep(60)"
+    start = (
+        "child = subprocess.Popen([*sys.argv[1:], str(os.getpid())]); print(child.pid, flush=True); time.sleep(3600)"
+    )
     questions, ours = os.pipe()
     parent = subprocess.Popen(
         [sys.executable, "-c", f"import os, subprocess, sys, time; {start}", *COMMAND],

@@ -77,7 +77,7 @@ def test_without_a_network_everything_is_listed_in_one_error_and_what_is_there_l
     task = {"root": str(tmp_path / "cache"), "folder": str(tmp_path), "templates": str(templates)}
     task |= {"under": ["unshare", "-n"], "compile": "never", "forbid_compiler": True}
 
-    reports, _ = run_users([{**task, "count": 3}, {**task, "count": 9}])
+    reports = run_users([{**task, "count": 3}, {**task, "count": 9}])
 
     assert reports[0]["hits"] == 3
     assert reports[1]["error"]["error"] == "MissingEntriesError"

@@ -43,7 +43,7 @@ def digests(reports):
 
 def test_cold_processes_publish_one_validated_artifact(task, tmp_path):
     """flashinfer#4062: eight processes, an empty cache, one key."""
-    reports, _ = run_users([{**task, "seconds": 0.1}] * 8)
+    reports = run_users([{**task, "seconds": 0.1}] * 8)
 
     assert len(compiles(tmp_path / "log")) == 1
     assert len(digests(reports)) == 1
@@ -51,7 +51,7 @@ def test_cold_processes_publish_one_validated_artifact(task, tmp_path):
 
 def test_a_compiler_that_fails_after_an_empty_file_leaves_no_entry_and_reaches_all_waiters(task, tmp_path):
     """flashinfer#4136: the compiler's exit status was ignored."""
-    reports, _ = run_users([{**task, "answer": "exit", "seconds": 0.2, "load": False}] * 4)
+    reports = run_users([{**task, "answer": "exit", "seconds": 0.2, "load": False}] * 4)
 
     assert [len(report["failed"]) for report in reports] == [1] * 4
     assert list(keys_in(Layer(tmp_path / "cache", writable=True))) == []
@@ -92,7 +92,7 @@ def test_two_toolchains_share_one_root_and_each_loads_its_own(task):
     """flashinfer#5232: an object could land under another build's metadata."""
     tasks = [{**task, "count": 6, "seconds": 0.02, "accept": "own", "toolchain": name} for name in ("a", "b")] * 2
 
-    reports, _ = run_users(tasks)
+    reports = run_users(tasks)
 
     assert all(all(report["own"]) and len(report["own"]) == 6 for report in reports)
 
@@ -102,7 +102,7 @@ def test_a_folder_where_an_artifact_belongs_ends_with_every_process_loaded(task,
     toolchain = record_of(ITEM, b"x").toolchain_digest
     (entry_directory(tmp_path / "cache", ITEM.key, toolchain) / ARTIFACT / "inner").mkdir(parents=True)
 
-    reports, _ = run_users([task] * 6)
+    reports = run_users([task] * 6)
 
     assert len(digests(reports)) == 1
     assert {len(report["sha256"]) for report in reports} == {1}
@@ -142,7 +142,7 @@ def test_two_hosts_without_a_common_lock_agree(task, tmp_path):
         (tmp_path / name).mkdir()
     tasks = [{**task, "count": 4, "seconds": 0.05, "folder": str(tmp_path / name)} for name in ("host-a", "host-b")] * 4
 
-    reports, _ = run_users(tasks)
+    reports = run_users(tasks)
 
     assert len(digests(reports)) == 1
     assert 4 <= len(compiles(tmp_path / "log")) <= 8
@@ -219,7 +219,7 @@ def test_eight_ranks_that_want_overlapping_keys_compile_each_once(task, tmp_path
     """sglang#36231: local ranks repeat each other's precompiles."""
     tasks = [{**task, "start": rank, "count": 8, "seconds": 0.03} for rank in range(8)]
 
-    reports, _ = run_users(tasks)
+    reports = run_users(tasks)
 
     assert len(compiles(tmp_path / "log")) == len(set(compiles(tmp_path / "log"))) == 15
     assert [len(report["sha256"]) for report in reports] == [8] * 8

@@ -33,8 +33,8 @@ def task(tmp_path, templates):
 def test_a_second_process_compiles_nothing(task, tmp_path, count):
     """cutlass#3398, cutlass#3402, flashinfer#4317: each engine compiles each kernel shape again."""
     task |= {"count": count}
-    first, _ = run_users([task])
-    second, _ = run_users([task])
+    first = run_users([task])
+    second = run_users([task])
 
     assert (len(first[0]["compiled"]), first[0]["hits"]) == (count, 0)
     assert (len(second[0]["compiled"]), second[0]["hits"]) == (0, count)
@@ -56,7 +56,7 @@ def test_a_warm_process_needs_no_compiler_at_all(task, tmp_path, templates):
     """vllm#49349: no JIT at run time. Importing the compiler fails here, and loading does not notice."""
     fill(tmp_path / "cache", wanted(4), templates)
 
-    reports, _ = run_users([{**task, "count": 4, "forbid_compiler": True, "compile": "never"}])
+    reports = run_users([{**task, "count": 4, "forbid_compiler": True, "compile": "never"}])
 
     assert reports[0]["hits"] == 4
 
@@ -87,7 +87,7 @@ def test_two_containers_on_one_volume_compile_once(task, tmp_path):
         (tmp_path / name).mkdir()
     run_users([{**task, "count": 3}])
 
-    reports, _ = run_users(
+    reports = run_users(
         [
             {
                 **task,

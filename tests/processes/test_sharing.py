@@ -1,4 +1,4 @@
-"""Ranks share the work: each key is compiled once per node, and nobody waits for longer than there is work."""
+"""Ranks share the work: each key is compiled once per node, and nobody waits where nothing is under way."""
 
 import json
 import os
@@ -16,6 +16,7 @@ from stub_cache import (
     run_users,
     settings_for,
     stub_command,
+    told,
     wait_until,
     wanted,
 )
@@ -26,10 +27,8 @@ from jitspark.cache.lock import Lock, keys_folder
 from jitspark.cache.lookup import Lookup
 from jitspark.cache.store import Layer, put
 
-COUNT, SECONDS, SLOTS = 40, 0.1, 2
-# Keys times time over slots is the least that the work can take; see docs/cache_figures.md for what is measured. The
-# rest is room for a machine that others use too.
-WALL_LIMIT = 2.5
+COUNT, SLOTS = 40, 2
+ENDLESS = 3600.0  # seconds of a compile that a test ends
 
 
 @pytest.fixture
@@ -61,25 +60,30 @@ def most_at_once(log):
     return most
 
 
-def test_sixteen_cold_processes_compile_each_of_forty_keys_once(task, log, record_property):
-    task |= {"count": COUNT, "seconds": SECONDS}
+def test_sixteen_cold_processes_compile_each_of_forty_keys_once(task, log):
+    task |= {"count": COUNT, "seconds": 0.1}
 
-    reports, _ = run_users([task] * 16)
+    reports = run_users([task] * 16)
 
     assert len(compiles(log)) == len(set(compiles(log))) == COUNT
     assert sum(len(report["compiled"]) for report in reports) == COUNT
     assert len({tuple(report["sha256"]) for report in reports}) == 1
     assert most_at_once(log) <= SLOTS
-    lines = [float(line.split(" ", 3)[2]) for line in log.read_text().splitlines()]
-    ratio = (max(lines) - min(lines)) / (COUNT * SECONDS / SLOTS)
-    record_property("wall over ideal", round(ratio, 3))
-    assert ratio < WALL_LIMIT, f"{ratio:.2f} times the least possible"
+
+
+def test_every_slot_is_used_as_long_as_there_is_work(task, log):
+    """The first compile ends only when the second has begun, in the other slot."""
+    reports = run_users([{**task, "count": 4, "starts": SLOTS}] * 3)
+
+    assert most_at_once(log) == SLOTS
+    assert sum(len(report["compiled"]) for report in reports) == 4
 
 
 def test_with_locks_that_do_nothing_all_results_are_the_same(task, log):
-    task |= {"count": 10, "seconds": 0.02, "no_locks": True}
+    """No compile ends before more have begun than there are keys: so some key is compiled twice, at one time."""
+    task |= {"count": 10, "starts": 11, "no_locks": True}
 
-    reports, _ = run_users([task] * 8)
+    reports = run_users([task] * 8)
 
     assert len(compiles(log)) > 10, "the locks did something after all"
     assert len({tuple(report["sha256"]) for report in reports}) == 1
@@ -90,7 +94,7 @@ def test_a_warm_cache_starts_no_compiler_and_takes_no_lock(task, log, tmp_path, 
     fill(tmp_path / "cache", wanted(5), templates)
     task |= {"count": 5}
 
-    reports, _ = run_users([task] * 4)
+    reports = run_users([task] * 4)
 
     assert compiles(log) == []
     assert [report["hits"] for report in reports] == [5] * 4
@@ -102,10 +106,10 @@ def test_nobody_waits_for_a_key_whose_entry_exists(task, tmp_path, templates):
     fill(tmp_path / "cache", wanted(3), templates)
     held = hold_all_locks(tmp_path, wanted(3))
 
-    reports, _ = run_users([{**task, "count": 3}])
+    reports = run_users([{**task, "count": 3}])
 
-    assert reports[0]["hits"] == 3
-    assert reports[0]["seconds"] < 2.0
+    assert (reports[0]["hits"], reports[0]["waited"]) == (3, 0)
+    assert {event[0] for event in reports[0]["events"]} == {"hit"}
     for lock in held:
         lock.release()
 
@@ -122,33 +126,35 @@ def hold_all_locks(tmp_path, items):
     return locks
 
 
-def test_waiters_name_holder_key_and_time_and_take_over_when_it_dies(task, log):
-    task |= {"seconds": 60.0, "report_seconds": 0.2}
-    with cache_users([task, {**task, "seconds": 0.05}]) as (holder, waiter):
+def test_waiters_name_holder_key_and_time_and_take_over_when_it_dies(task, log, tmp_path):
+    """Long before they would run out of patience."""
+    task |= {"report_seconds": 0.2}
+    events = tmp_path / "events"
+    with cache_users([{**task, "seconds": ENDLESS}, {**task, "events": str(events)}]) as (holder, waiter):
         holder.go()
         wait_until(lambda: compiles(log))
         waiter.go()
-        time.sleep(1.5)
-        died = time.monotonic()
+        wait_until(lambda: len(told(events, "waiting")) >= 3)
         holder.process.kill()
         wait_until(lambda: len(compiles(log)) == 2)
-        took_over = time.monotonic() - died
         report = waiter.report()
 
     waiting = [event for event in report["events"] if event[0] == "waiting"]
-    assert len(waiting) >= 3
     assert all(event[3] == [holder.process.pid, "stub(n=0)"] for event in waiting)
     assert waiting[-1][2] > waiting[0][2]
     assert len(report["compiled"]) == 1
-    # 200 ms on a quiet machine: 50 ms of polling, and a child's start
-    assert took_over < 1.0
 
 
-def test_a_compile_of_our_own_is_reported_while_it_lasts(task):
-    reports, _ = run_users([{**task, "seconds": 1.2, "report_seconds": 0.2}])
+def test_a_compile_of_our_own_is_reported_while_it_lasts(task, tmp_path):
+    events, until = tmp_path / "events", tmp_path / "until"
+    with cache_users([{**task, "report_seconds": 0.2, "events": str(events), "until": str(until)}]) as (user,):
+        user.go()
+        wait_until(lambda: len(told(events, "compiling")) >= 3)
+        until.touch()
+        report = user.report()
 
-    compiling = [event[2] for event in reports[0]["events"] if event[0] == "compiling"]
-    assert len(compiling) >= 3
+    compiling = [event[2] for event in report["events"] if event[0] == "compiling"]
+    assert len(report["compiled"]) == 1
     assert compiling == sorted(compiling)
 
 
@@ -157,13 +163,13 @@ def test_the_default_report_comes_more_often_than_every_five_seconds():
 
 
 def test_a_holder_that_is_stopped_is_not_waited_for_forever(task, log):
-    task |= {"seconds": 60.0, "patience_seconds": 1.0}
+    task |= {"seconds": ENDLESS, "patience_seconds": 1.0}
     with cache_users([task, {**task, "seconds": 0.05}]) as (holder, waiter):
         holder.go()
         wait_until(lambda: compiles(log))
         holder.process.send_signal(signal.SIGSTOP)
         waiter.go()
-        report = waiter.report(timeout=30.0)
+        report = waiter.report()
 
     assert len(report["compiled"]) == 1
 
@@ -182,22 +188,23 @@ def is_alive(pid):
 
 
 def test_children_die_with_their_parent(task, log):
-    with cache_users([{**task, "seconds": 60.0}]) as (user,):
+    with cache_users([{**task, "seconds": ENDLESS}]) as (user,):
         user.go()
         wait_until(lambda: compiles(log))
         children = children_of(user.process.pid)
         user.process.kill()
 
         assert children
-        wait_until(lambda: not any(is_alive(pid) for pid in children), timeout=5.0)
+        wait_until(lambda: not any(is_alive(pid) for pid in children))
 
 
-def test_a_killed_child_is_replaced_and_its_key_compiled_again(task, log):
-    with cache_users([{**task, "seconds": 1.0}]) as (user,):
+def test_a_killed_child_is_replaced_and_its_key_compiled_again(task, log, tmp_path):
+    with cache_users([{**task, "until": str(tmp_path / "until")}]) as (user,):
         user.go()
         wait_until(lambda: compiles(log))
         for pid in children_of(user.process.pid):
             os.kill(pid, signal.SIGKILL)
+        (tmp_path / "until").touch()
         report = user.report()
 
     assert len(report["compiled"]) == 1
@@ -207,10 +214,12 @@ def test_a_killed_child_is_replaced_and_its_key_compiled_again(task, log):
 def test_what_a_killed_process_left_in_the_temporary_directory_goes_with_the_next_build(task, log, tmp_path):
     (tmp_path / "tmp").mkdir()
     task |= {"environment": {"TMPDIR": str(tmp_path / "tmp")}}
-    with cache_users([{**task, "seconds": 60.0}]) as (user,):
+    with cache_users([{**task, "seconds": ENDLESS}]) as (user,):
         user.go()
         wait_until(lambda: compiles(log))
+        children = children_of(user.process.pid)
         user.kill()
+        wait_until(lambda: not any(is_alive(pid) for pid in children))
     assert len(list((tmp_path / "tmp").iterdir())) == 1
 
     run_users([task])
@@ -220,7 +229,7 @@ def test_what_a_killed_process_left_in_the_temporary_directory_goes_with_the_nex
 
 @pytest.mark.parametrize("answer", ["fail", "exit"])
 def test_eight_processes_fail_with_one_compile_and_one_error(task, log, answer):
-    reports, _ = run_users([{**task, "answer": answer, "seconds": 0.2, "load": False}] * 8)
+    reports = run_users([{**task, "answer": answer, "seconds": 0.2, "load": False}] * 8)
 
     errors = {json.dumps(report["failed"], sort_keys=True) for report in reports}
     assert len(errors) == 1
@@ -272,17 +281,17 @@ def test_one_failing_key_does_not_keep_the_others_from_being_built(log, tmp_path
 
 def test_a_process_that_is_killed_frees_its_slot(task, log):
     task |= {"slots": 1}
-    with cache_users([{**task, "seconds": 60.0}, {**task, "start": 1}]) as (first, second):
+    with cache_users([{**task, "seconds": ENDLESS}, {**task, "start": 1}]) as (first, second):
         first.go()
         wait_until(lambda: compiles(log))
         first.process.kill()
         second.go()
 
-        assert len(second.report(timeout=20.0)["compiled"]) == 1
+        assert len(second.report()["compiled"]) == 1
 
 
 def test_a_process_without_a_writable_root_compiles_for_itself(task, log):
-    reports, _ = run_users([{**task, "root": None, "count": 3}] * 2)
+    reports = run_users([{**task, "root": None, "count": 3}] * 2)
 
     assert [len(report["compiled"]) for report in reports] == [3, 3]
     assert len(compiles(log)) == 6
@@ -308,32 +317,35 @@ def test_a_slot_whose_holder_begins_no_compile_is_not_waited_for_forever(task, l
     task |= {"patience_seconds": 1.0}
 
     with cache_users([task]) as (user,):
+        began = time.monotonic()
         user.go()
-        time.sleep(0.5)
-        assert compiles(log) == []
-        assert len(user.report(timeout=30.0)["compiled"]) == 1
+        assert len(user.report()["compiled"]) == 1
+    assert float(log.read_text().split()[2]) - began >= 1.0
     for lock in held:
         lock.release()
 
 
-def test_slots_whose_holders_begin_compiles_are_waited_for(task, log, tmp_path):
+def test_slots_whose_holders_begin_compiles_are_waited_for(task, log, tmp_path, monkeypatch):
     held = hold_all_locks(tmp_path, [])
-    task |= {"patience_seconds": 1.0}
+    events = tmp_path / "events"
+    task |= {"patience_seconds": 0.5, "report_seconds": 0.2, "events": str(events)}
+    later = time.time() + ENDLESS  # so that they have always begun lately
+    with monkeypatch.context() as clock:
+        clock.setattr("jitspark.cache.lock.time.time", lambda: later)
+        for lock in held:
+            lock.note("the next of many")
 
     with cache_users([task]) as (user,):
         user.go()
-        for _ in range(15):
-            time.sleep(0.2)
-            for lock in held:
-                lock.note("the next of many")
+        wait_until(lambda: any(seconds > 1.0 for _, _, seconds, *_ in told(events, "waiting")))
         assert compiles(log) == []
         for lock in held:
             lock.release()
-        assert len(user.report(timeout=30.0)["compiled"]) == 1
+        assert len(user.report()["compiled"]) == 1
 
 
 def test_a_slot_names_what_is_compiled_in_it(task, log, tmp_path):
-    with cache_users([{**task, "seconds": 60.0, "slots": 1}]) as (user,):
+    with cache_users([{**task, "seconds": ENDLESS, "slots": 1}]) as (user,):
         user.go()
         wait_until(lambda: compiles(log))
         holder = Lock(tmp_path / "locks" / "slots" / "0.lock").holder()
