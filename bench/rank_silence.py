@@ -170,8 +170,8 @@ def _silenced(ranks: Sequence[subprocess.Popen[str]], options: argparse.Namespac
     for rank, process in enumerate(ranks):
         _read(process, told[rank], "ready")
     time.sleep(0.2 + 0.3 * random.random())  # somewhere within a replay
-    ranks[SILENT].send_signal(signal.SIGKILL if options.how == "kill" else signal.SIGSTOP)
     silenced = time.time()
+    ranks[SILENT].send_signal(signal.SIGKILL if options.how == "kill" else signal.SIGSTOP)
     problems, others = [], []
     bound = SLACK + (2 * options.timeout if options.step == "ranks" else options.timeout + SAMPLING_PATIENCE)
     for rank in (each for each in range(options.world) if each != SILENT):

@@ -1,53 +1,44 @@
 """Ranks as processes that prepare their kernels together, from one cold cache and with a stub compiler.
 
-    python tests/rank_start.py TASK.json RANK
+    python tests/rank_start.py TASK.json
 
 TASK: folder (the cache, the locks and the meeting place of the ranks), ranks, templates, keys, seconds (of a compile),
-on_error, and fault: {"rank", "kind": "missing" | "bug" | "death" | "other plans", "after": seconds}. Prints a line of
-JSON: what the rank has in the end, the error, and seconds.
+on_error, and fault: {"rank", "kind": "missing" | "bug" | "death" | "other plans", "amid_compiles"}. Each rank prints
+a line of JSON: what it has in the end, or the error.
 """
 
 import json
 import os
 import sys
-import time
-from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
 TESTS = Path(__file__).resolve().parent
 sys.path[:0] = [str(TESTS), str(TESTS.parent)]
 
-import torch.distributed as dist  # noqa: E402
-from stub_cache import settings_for, stub_command, wanted  # noqa: E402
+import rank_processes  # noqa: E402
+import torch  # noqa: E402
+from stub_cache import compiles, settings_for, stub_command, wait_until, wanted  # noqa: E402
 
 from jitspark.building.build import build_and_load, missing_entries  # noqa: E402
 from jitspark.cache.loader import Loader  # noqa: E402
 from jitspark.cache.lookup import Lookup  # noqa: E402
 from jitspark.errors import JitsparkError  # noqa: E402
 from jitspark.runtime.prepared import on_all_ranks  # noqa: E402
-from jitspark.runtime.ranks import RankGroup  # noqa: E402
-
-
-def join(task, rank):
-    folder = Path(task["folder"])
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder / 'meeting'}", rank=rank, world_size=task["ranks"],
-        timeout=timedelta(seconds=60),
-    )  # fmt: skip
-    dist.barrier()  # a rank that dies before the others are connected would end them outside of what is tested
-    return RankGroup(rank, task["ranks"], dist.group.WORLD, dist.group.WORLD, patience=30.0)
 
 
 def fault_of(task, rank):
+    """How this rank fails; it does when some rank compiles, if it is to fail amid compiles."""
     fault = task.get("fault") or {}
-    return (fault.get("kind"), fault.get("after", 0.0)) if fault.get("rank") == rank else (None, 0.0)
+    if fault.get("rank") != rank:
+        return None
+    if fault.get("amid_compiles"):
+        wait_until(lambda: compiles(Path(task["folder"]) / "compiles.log"))
+    return fault["kind"]
 
 
 def work(task, rank, tell):
-    kind, after = fault_of(task, rank)
-    if kind is not None:
-        time.sleep(after)
+    kind = fault_of(task, rank)
     items = wanted(task["keys"])
     if kind == "missing":
         raise missing_entries([items[0].key])
@@ -62,19 +53,24 @@ def work(task, rank, tell):
     return SimpleNamespace(digest="others" if kind == "other plans" else "these", kernels=kernels)
 
 
-def main():
-    task, rank = json.loads(Path(sys.argv[1]).read_text()), int(sys.argv[2])
-    ranks = join(task, rank)
-    started = time.monotonic()
-    said = {}
+def told(task, rank):
+    """Say what a rank ends with. It leaves at once: gloo's threads may still wait for one that has gone."""
+    ranks = rank_processes.join(task["folder"], rank, task["ranks"])
+    said = {"rank": rank}
     try:
         made = on_all_ranks(lambda tell: work(task, rank, tell), ranks, task.get("on_error", "raise"))
         said["has"] = "stock" if made is None else len(made.kernels)
     except (JitsparkError, RuntimeError) as error:
         said |= {"error": type(error).__name__, "text": str(error)}
-    sys.stdout.write(json.dumps({**said, "seconds": time.monotonic() - started}) + "\n")
-    sys.stdout.flush()
-    os._exit(0)  # gloo's threads may still wait for a rank that has gone
+    os.write(1, (json.dumps(said) + "\n").encode())
+
+
+def main():
+    task = json.loads(Path(sys.argv[1]).read_text())
+    torch.set_num_threads(1)
+    pids = [rank_processes.forked(lambda rank=rank: told(task, rank)) for rank in range(task["ranks"])]
+    for pid in pids:
+        os.waitpid(pid, 0)
 
 
 if __name__ == "__main__":

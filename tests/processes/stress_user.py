@@ -5,6 +5,7 @@ Roles: reader (looks up, verifies and runs kernels, in several threads), builder
 """
 
 import json
+import os
 import random
 import sys
 import threading
@@ -26,10 +27,18 @@ from jitspark.cache.store import put, set_aside  # noqa: E402
 from jitspark.errors import EntryError  # noqa: E402
 
 
+def goes_on(task, counts):
+    """Until the time is over and all processes have seen enough, however slow the machine is."""
+    enough, folder = task["enough"], Path(task["seen_enough"])
+    if all(counts[name] >= count for name, count in enough.items()):
+        (folder / str(os.getpid())).touch()
+    return time.monotonic() < task["until"] or len(os.listdir(folder)) < task["users"]
+
+
 def reader(task, items, settings, counts):
     lookup, loader, choice = Lookup(settings), Loader(settings), random.Random()
     loaded = set()
-    while time.monotonic() < task["until"]:
+    while goes_on(task, counts):
         item = choice.choice(items)
         entry = lookup.find(item.key, whole=True)
         counts["hit" if entry else "miss"] += 1
@@ -51,7 +60,7 @@ def reader(task, items, settings, counts):
 
 def builder(task, items, settings, counts):
     command = stub_command(Path(task["templates"]))
-    while time.monotonic() < task["until"]:
+    while goes_on(task, counts):
         report = build(items, Lookup(settings), settings, command=command)
         assert not report.failed, list(report.failed.values())
         assert not report.unpublished, list(report.unpublished.values())
@@ -62,14 +71,14 @@ def builder(task, items, settings, counts):
 def pruner(task, items, settings, counts):
     layer = Lookup(settings).roots.writable_layer
     size = 14_500 * len(items) // 2
-    while time.monotonic() < task["until"]:
+    while goes_on(task, counts):
         counts["pruned"] += len(prune(layer, Rules(max_size=size), settings).removed)
         time.sleep(0.05)
 
 
 def republisher(task, items, settings, counts):
     layer, templates, choice = Lookup(settings).roots.writable_layer, Path(task["templates"]), random.Random()
-    while time.monotonic() < task["until"]:
+    while goes_on(task, counts):
         item = choice.choice(items)
         content = artifact_of(item, templates)
         record = record_of(item, content)

@@ -1,5 +1,6 @@
 """What `python -m bench.rank_silence` says of ranks that end as they must, and of those that do not."""
 
+import json
 import subprocess
 import sys
 
@@ -10,19 +11,36 @@ torch = pytest.importorskip("torch")
 from bench import rank_silence  # noqa: E402
 
 TOLD = {"error": "RankError", "found": "nothing from rank 1 in time"}
-RANK = """
+SAY = """
 import json, sys, time
+from pathlib import Path
 def say(**told): print(json.dumps({**told, "at": time.time()}), flush=True)
 say(ready=200)
-time.sleep(%s)
-say(**%r)
+"""
+SILENT = f"{SAY}time.sleep(3600)"
+# the other one's state, behind its name in parentheses: stopped, or ended and not yet waited for
+TELLING = f"""{SAY}
+state = Path(f"/proc/{{sys.argv[1]}}/stat")
+while state.exists() and state.read_text().rpartition(")")[2].split()[0] not in "TZ":
+    time.sleep(0.01)
+time.sleep(0.2)
+say(**json.loads(sys.argv[2]))
 """
 
 
+def python(*arguments):
+    return subprocess.Popen([sys.executable, "-c", *arguments], stdout=subprocess.PIPE, text=True)
+
+
 def ranks(first):
-    """Processes: rank 0 says `first` two seconds after it was ready, and rank 1 nothing until it is killed."""
-    sources = (RANK % (2, first), RANK % (600, {}))
-    return [subprocess.Popen([sys.executable, "-c", each], stdout=subprocess.PIPE, text=True) for each in sources]
+    """Processes: rank 0 says `first` a while after rank 1 was killed or stopped, and rank 1 says nothing."""
+    silent = python(SILENT)
+    return [python(TELLING, str(silent.pid), json.dumps(first)), silent]
+
+
+@pytest.fixture(autouse=True)
+def time_enough(monkeypatch):
+    monkeypatch.setattr(rank_silence, "SLACK", 600.0)
 
 
 def silenced(started, how="kill"):

@@ -1,6 +1,7 @@
 """Four ranks over gloo, one cold cache: all have their kernels, all fail with the reason of one, or all run stock."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,12 +10,14 @@ import pytest
 
 pytest.importorskip("torch")
 
-from stub_cache import compiles, make_templates
+from rank_processes import ENVIRONMENT
+from stub_cache import LIMIT, compiles, make_templates
 
 TESTS = Path(__file__).resolve().parents[1]
 RANKS = 4
-# compiling everything would take this many seconds: 60 keys of half a second, two at a time
-SLOW = {"keys": 60, "seconds": 0.5}
+# nobody waits for such a compile to end: it would outlast the test
+ENDLESS = {"keys": 60, "seconds": 3600.0}
+AMID = {"amid_compiles": True}
 
 
 @pytest.fixture(scope="module")
@@ -27,12 +30,11 @@ def start(folder, templates, **task):
     content = {"folder": str(folder), "ranks": RANKS, "templates": str(templates), **task}
     (folder / "task.json").write_text(json.dumps(content))
     command = [sys.executable, "-P", str(TESTS / "rank_start.py"), str(folder / "task.json")]
-    processes = [
-        subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for rank in range(RANKS)
-    ]
-    said = [process.communicate(timeout=100) for process in processes]
-    return [json.loads(out.splitlines()[-1]) if out.strip() else None for out, _ in said]
+    ran = subprocess.run(
+        command, stdout=subprocess.PIPE, text=True, check=True, timeout=LIMIT, env={**os.environ, **ENVIRONMENT}
+    )
+    said = {each["rank"]: each for each in map(json.loads, ran.stdout.splitlines())}
+    return [said.get(rank) for rank in range(RANKS)]
 
 
 def test_all_ranks_have_everything_and_each_key_is_compiled_once(tmp_path, templates):
@@ -43,10 +45,9 @@ def test_all_ranks_have_everything_and_each_key_is_compiled_once(tmp_path, templ
 
 
 @pytest.mark.parametrize("failing", [0, 2])
-def test_all_fail_in_seconds_with_the_reason_of_the_one_that_cannot(tmp_path, templates, failing):
-    said = start(tmp_path, templates, **SLOW, fault={"rank": failing, "kind": "missing", "after": 1.0})
+def test_all_fail_at_once_with_the_reason_of_the_one_that_cannot(tmp_path, templates, failing):
+    said = start(tmp_path, templates, **ENDLESS, fault={"rank": failing, "kind": "missing", **AMID})
 
-    assert max(rank["seconds"] for rank in said) < 10.0, said
     assert said[failing]["error"] == "MissingEntriesError"
     for rank, each in enumerate(said):
         assert "1 missing: stub/" in each["text"], each
@@ -56,15 +57,14 @@ def test_all_fail_in_seconds_with_the_reason_of_the_one_that_cannot(tmp_path, te
 
 
 def test_all_run_stock_where_that_is_chosen(tmp_path, templates):
-    said = start(tmp_path, templates, **SLOW, on_error="stock", fault={"rank": 1, "kind": "missing", "after": 1.0})
+    said = start(tmp_path, templates, **ENDLESS, on_error="stock", fault={"rank": 1, "kind": "missing", **AMID})
 
     assert [rank.get("has") for rank in said] == ["stock"] * RANKS, said
-    assert max(rank["seconds"] for rank in said) < 10.0
 
 
 @pytest.mark.parametrize("on_error", ["raise", "stock"])
 def test_an_error_of_no_known_kind_is_told_too(tmp_path, templates, on_error):
-    said = start(tmp_path, templates, **SLOW, on_error=on_error, fault={"rank": 3, "kind": "bug"})
+    said = start(tmp_path, templates, **ENDLESS, on_error=on_error, fault={"rank": 3, "kind": "bug"})
 
     assert said[3]["error"] == "RuntimeError"
     for each in said[:3]:
@@ -73,12 +73,11 @@ def test_an_error_of_no_known_kind_is_told_too(tmp_path, templates, on_error):
 
 @pytest.mark.parametrize("on_error", ["raise", "stock"])
 def test_a_rank_that_dies_ends_all_whatever_is_chosen(tmp_path, templates, on_error):
-    said = start(tmp_path, templates, **SLOW, on_error=on_error, fault={"rank": 2, "kind": "death", "after": 1.0})
+    said = start(tmp_path, templates, **ENDLESS, on_error=on_error, fault={"rank": 2, "kind": "death", **AMID})
 
     assert said[2] is None
     for rank in (0, 1, 3):
         assert said[rank]["error"] == "RankError", said[rank]
-        assert said[rank]["seconds"] < 10.0
         assert "rank 2" in said[rank]["text"], said[rank]
 
 

@@ -7,7 +7,7 @@ from stress_run import run_stress
 
 
 def test_sixty_four_readers_never_fail_while_others_build_prune_and_republish(tmp_path, templates):
-    counts, problems = run_stress(tmp_path, templates, processes=8, threads=8, seconds=6.0)
+    counts, problems = run_stress(tmp_path, templates, processes=8, threads=8, seconds=4.0)
 
     assert problems == []
     assert counts["hit"] > 1000
