@@ -1,7 +1,7 @@
 """`bin/bench-decode`: a decode step of one rank on this GPU, in a CUDA graph, beside the same step of vLLM's kernels.
 
 Random weights in one GPU's memory; a rank that is alone exchanges with itself (its peers' addresses are its own), and
-every layer routes to as many distinct experts as asked. Method and results: docs/benchmarks.md.
+every layer routes to as many distinct experts as asked. Method: docs/measuring.md, results: docs/benchmarks.md.
 """
 
 import argparse

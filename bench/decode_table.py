@@ -21,7 +21,7 @@ def markdown(result: Mapping[str, Any], name: str) -> str:
     head = (
         f"{about['gpu']}, driver {about['driver']}, torch {about['torch']}, {about['date']}; one rank of TP "
         f"{result['tp']}, {result['layers']} layers; a pure read ran at {result['read_tb_per_s']:.3f} TB/s "
-        f"(`bench/results/{name}`)."
+        f"(`bench/results/{name}`, drawn in the PNG beside it)."
     )
     blocks = [head, "\n".join(_steps(points))]
     detailed = next((each for each in points if "parts_us" in each), None)

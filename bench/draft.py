@@ -2,7 +2,8 @@
 
 Context rows (fc, norms, K/V, store), the forward over the query rows, and the sampling loop, each captured in a CUDA
 graph; then all three in one. A rank that is alone exchanges with itself. With --check, each plan is held against its
-references first, launch by launch, and a replay against an eager run. Method and results: docs/benchmarks.md.
+references first, launch by launch, and a replay against an eager run. Method:
+docs/measuring.md, results: docs/benchmarks.md.
 """
 
 import argparse

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.table import replace_section
+
 BEGIN, END = "<!-- draft: begin -->", "<!-- draft: end -->"
 PARTS = (
     ("context", "context rows"),
@@ -62,15 +64,15 @@ def _launches(run: Mapping[str, Any]) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="bench.draft_table", description=__doc__)
     parser.add_argument("result", type=Path)
-    parser.add_argument("--into", type=Path, metavar="FILE.md", help=f"write between {BEGIN} and {END}")
+    parser.add_argument("--into", type=Path, metavar="FILE.md", help="replace what stands between the markers there")
     options = parser.parse_args(arguments)
     text = "\n".join(lines(json.loads(options.result.read_text()), options.result.name))
     if options.into is None:
         print(text)
         return 0
     page = options.into.read_text()
-    before, rest = page.split(BEGIN)
-    options.into.write_text(f"{before}{BEGIN}\n{text}\n{END}{rest.split(END)[1]}")
+    made = replace_section(page, text, (BEGIN, END), program="draft-table", where=options.into)
+    options.into.write_text(made)
     return 0
 
 

@@ -1,6 +1,6 @@
 """`bin/bench-kernels`: every kernel of a pack on this GPU, in CUDA graphs, beside what else does the same work.
 
-Method: docs/benchmarks.md. Prints a table and writes bench/results/kernels_<gpu>_<commit or date>.json.
+Method: docs/measuring.md. Prints a table and writes bench/results/kernels_<gpu>_<commit or date>.json.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Results as Markdown: `python -m bench.table RESULT.json... [--into docs/benchmarks.md]`, every figure from the files.
+"""Results of bin/bench-kernels as Markdown: `python -m bench.table RESULT.json... [--into docs/kernel_timings.md]`.
 
 Of several results the first one counts: a later one adds what an earlier one has not at the same TP and M.
 """
@@ -146,7 +146,7 @@ def _row(each: Mapping[str, Any]) -> str:
     median = ours["median_us"]
     others = {name: timing["median_us"] for name, timing in each["timings"].items() if name != OURS}
     best = min(others, key=lambda name: others[name], default=None)
-    other = f"{best} | {others[best]:.2f} | {others[best] / median:.2f}" if best else "none here | |"
+    other = f"{best} | {others[best]:.2f} | {others[best] / median:.2f}" if best else "none here |  | "
     aim = _aim(each["aim_us"], median)
     spread = f"{median:.2f} ({ours['p10_us']:.2f}..{ours['p90_us']:.2f})"
     size = f"{each['moved_bytes'] / 1e6:.2f} | {floor:.2f}"
