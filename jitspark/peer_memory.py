@@ -5,7 +5,9 @@ Imports torch where it is used, and nothing else: a GPU machine needs no more.
 
 import hashlib
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -15,16 +17,47 @@ Gather = Callable[["torch.Tensor"], "torch.Tensor"]  # this rank's tensor -> eve
 
 
 def map_peers(num_bytes: int, process_group: Any, device: "torch.device") -> tuple["torch.Tensor", tuple[int, ...]]:
-    """`num_bytes` on each rank's GPU (uint8): this rank's, and where each rank's begin here, in rank order. Collective.
+    """`shareable` and `peer_addresses` in one, where nobody needs to be told of a rank that fails in between."""
+    memory = shareable(num_bytes, device)
+    return memory, peer_addresses(memory, process_group)
 
-    Raises RuntimeError, which is torch's, where a peer cannot be mapped.
-    """
+
+def shareable(num_bytes: int, device: "torch.device") -> "torch.Tensor":
+    """`num_bytes` (uint8) of this rank's, which other ranks can map. Raises RuntimeError, which is torch's."""
     import torch
     from torch.distributed import _symmetric_memory as symmetric
 
-    memory = symmetric.empty(num_bytes, dtype=torch.uint8, device=device)
-    handle = symmetric.rendezvous(memory, process_group)
-    return memory, tuple(int(address) for address in handle.buffer_ptrs)
+    return symmetric.empty(num_bytes, dtype=torch.uint8, device=device)
+
+
+def peer_addresses(memory: "torch.Tensor", process_group: Any, patience: float | None = None) -> tuple[int, ...]:
+    """Where every rank's `memory` begins here, in rank order. Collective.
+
+    patience: seconds that torch waits for each thing that another rank leaves in the group's store; None for the
+    store's own limit (300 s and more). Raises RuntimeError, which is torch's, where a peer cannot be mapped, and
+    where another rank was waited for in vain: a DistError, or one that tells of a timeout.
+    """
+    from torch.distributed import _symmetric_memory as symmetric
+
+    with _store_patience(process_group, patience):
+        handle = symmetric.rendezvous(memory, process_group)
+    return tuple(int(address) for address in handle.buffer_ptrs)
+
+
+@contextmanager
+def _store_patience(process_group: Any, seconds: float | None) -> Iterator[None]:
+    if seconds is None:
+        yield
+        return
+    from torch.distributed import distributed_c10d
+
+    store = distributed_c10d._get_process_group_store(process_group)  # noqa: SLF001 - torch has no other name for it
+    before = store.timeout
+    store.set_timeout(timedelta(seconds=seconds))
+    try:
+        yield
+    finally:
+        store.set_timeout(before)
 
 
 def unmappable(rank: int, gather: Gather, device: "torch.device") -> str | None:

@@ -26,6 +26,7 @@ from jitspark.runtime.distributed_exchanges import (
     distributed_operations,
     gathered_first,
 )
+from jitspark.runtime.mapped_memory import PeerMemory
 from jitspark.runtime.symmetric_memory import exchange_memory
 
 ROUNDS = 2
@@ -84,18 +85,41 @@ def unequal_plans(group):
 
 
 def unmappable(group):
-    return asked(group, plans_for(group.size, 8), map_memory=barred(group))
+    return asked(group, plans_for(group.size, 8), peer_memory=barred(group))
 
 
 def unmappable_auto(group):
-    return given(group, exchanges="auto", map_memory=barred(group))
+    return given(group, exchanges="auto", peer_memory=barred(group))
+
+
+def waiting_auto(group):
+    """Rank 1 cannot map, and rank 0 waits for it within torch's call meanwhile."""
+    return given(group, exchanges="auto", peer_memory=barred(group, waited_in_vain))
+
+
+def no_memory_to_map(group):
+    """Rank 1 has no memory for what all would map."""
+
+    def make(num_bytes, device):
+        if group.rank == 1:
+            raise RuntimeError("CUDA driver error: out of memory")
+        return on_cpu(num_bytes, device)
+
+    def addresses(*_):
+        raise AssertionError("a rank without memory is waited for in there")
+
+    return asked(group, plans_for(group.size, 8), exchanges="auto", peer_memory=PeerMemory(make, addresses))
+
+
+def waited_in_vain():
+    raise torch.distributed.DistStoreError("wait timeout after 30000ms")
 
 
 def told(group):
-    def map_memory(*_):
+    def make(*_):
         raise AssertionError("there was no need to")
 
-    return given(group, exchanges="torch_distributed", map_memory=map_memory)
+    return given(group, exchanges="torch_distributed", peer_memory=PeerMemory(make))
 
 
 def unlike_choices(group):
@@ -114,15 +138,20 @@ def refused(*_, **__):
     raise torch.OutOfMemoryError("no memory for an inbox")
 
 
-def barred(group):
-    """Maps on all ranks but 1."""
+def barred(group, wait=lambda: None):
+    """Maps on all ranks but 1; the others `wait` for it."""
 
-    def map_memory(num_bytes, _, device):
+    def addresses(*_):
         if group.rank == 1:
             raise RuntimeError("no way to rank 0")
-        return torch.zeros(num_bytes, dtype=torch.uint8, device=device), (0,) * group.size
+        wait()
+        return (0,) * group.size
 
-    return map_memory
+    return PeerMemory(on_cpu, addresses)
+
+
+def on_cpu(num_bytes, device):
+    return torch.zeros(num_bytes, dtype=torch.uint8, device=device)
 
 
 def given(group, **options):

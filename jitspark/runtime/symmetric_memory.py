@@ -10,17 +10,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
-from typing import Any
 
 import torch
 
 from jitspark.errors import GeometryError, RankError
 from jitspark.notice import say_once
-from jitspark.peer_memory import map_peers, unmappable
 from jitspark.plans.binding import SymmetricMemory
 from jitspark.plans.format import to_bytes
 from jitspark.plans.plan import Kind, Plan
 from jitspark.runtime.device_memory import wait_for
+from jitspark.runtime.mapped_memory import STEP, Barred, Mapped, PeerMemory, mapped_memory
 from jitspark.runtime.options import AUTO_EXCHANGES, SYMMETRIC_MEMORY, TORCH_DISTRIBUTED
 from jitspark.runtime.ranks import RankGroup
 from jitspark.runtime.silence import WordWatch
@@ -29,11 +28,8 @@ from jitspark.runtime.silence import WordWatch
 TIMEOUT_US = 20_000_000
 FAILURE = "failure"  # the argument of an exchange that holds the word
 REGION_ALIGN = 4096
-STEP = "memory for exchanges"
 
 Gather = Callable[[torch.Tensor], torch.Tensor]  # this rank's tensor -> every rank's, [world, ...] in rank order
-# As `peer_memory.map_peers`
-Map = Callable[[int, Any, torch.device], tuple[torch.Tensor, tuple[int, ...]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +64,14 @@ def exchange_memory(
     *,
     exchanges: str = SYMMETRIC_MEMORY,
     timeout_us: int = TIMEOUT_US,
-    map_memory: Map | None = None,
+    peer_memory: PeerMemory | None = None,
 ) -> ExchangeMemory:
     """Regions for `plans`, mapped by all ranks of `group`, zero; a collective call, which returns on all or on none.
 
     tp_sizes: those that the geometry allows. exchanges: the option of that name; "auto" warns once, on all ranks, where
-    one cannot map, and takes torch.distributed. Raises GeometryError for a world of another size, and RankError, on all
-    ranks, for unequal plans and for GPUs that cannot map each other's memory and are told to.
+    one cannot map, and takes torch.distributed; any other failure of a rank ends all of them. Raises GeometryError for
+    a world of another size; DeviceMemoryError, or torch's own error, on a rank without memory; and RankError, on all
+    ranks, for unequal plans and for GPUs that cannot map each other's memory and are told to; with another's reason.
     """
     device = torch.empty(0, device=device).device
     digests = [digest_of(plan) for plan in plans]
@@ -82,33 +79,30 @@ def exchange_memory(
         _require_size(plans, group, tp_sizes)
     ends = list(accumulate(-(-plan.symmetric_bytes // REGION_ALIGN) * REGION_ALIGN for plan in plans))
     total = max(ends[-1] if ends else 0, REGION_ALIGN)
-    alone = group.size == 1
     mapped = None
-    if alone or exchanges != TORCH_DISTRIBUTED:
-        mapped = _mapped(total, group, device, map_memory or (own_memory if alone else map_peers), exchanges)
-    memory, addresses = mapped or _unmapped(total, group, device)
+    if group.size == 1 or exchanges != TORCH_DISTRIBUTED:
+        way = peer_memory or (PeerMemory(_zeros, _own_address) if group.size == 1 else PeerMemory())
+        mapped = _unless_barred(mapped_memory(total, group, device, way), group, exchanges)
+    memory, addresses = _unmapped(total, group, device) if mapped is None else (mapped.memory, mapped.addresses)
     with group.together("empty inboxes"):  # nobody sends before all of them are
         memory.zero_()
-        if mapped is None:
-            group.gather_in_stream(memory[:1])  # makes the connections, which no capture could
         wait_for(device)
+    if mapped is None:
+        with group.together("the first gather"):
+            group.gather(memory[:1])  # whose waiting is bounded, unlike that of the next one
+            group.gather_in_stream(memory[:1])  # makes the connections, which no capture could
+            wait_for(device)
     regions = {
         digest: SymmetricMemory(memory[start:end], tuple(address + start for address in addresses))
         for digest, start, end in zip(digests, [0, *ends], ends, strict=False)
     }
-    gather = None if mapped else group.gather_in_stream
+    gather = group.gather_in_stream if mapped is None else None
     return ExchangeMemory(group.rank, group.size, regions, timeout_us, gather)
-
-
-def own_memory(num_bytes: int, _: Any, device: torch.device) -> tuple[torch.Tensor, tuple[int, ...]]:
-    """Of a rank alone."""
-    memory = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
-    return memory, (memory.data_ptr(),)
 
 
 def simulated_world(num_bytes: int, size: int, device: torch.device | str) -> tuple[SymmetricMemory, ...]:
     """The memory of `size` ranks that one process plays on one device."""
-    every = [torch.zeros(num_bytes, dtype=torch.uint8, device=device) for _ in range(size)]
+    every = [_zeros(num_bytes, torch.device(device)) for _ in range(size)]
     addresses = tuple(memory.data_ptr() for memory in every)
     return tuple(SymmetricMemory(memory, addresses) for memory in every)
 
@@ -153,40 +147,37 @@ def _word(plan: Plan, memory: SymmetricMemory) -> torch.Tensor | None:
     return None if buffer is None else memory.local[buffer.offset : buffer.offset + 4].view(torch.int32)
 
 
-def _mapped(
-    num_bytes: int, group: RankGroup, device: torch.device, map_memory: Map, exchanges: str
-) -> tuple[torch.Tensor, tuple[int, ...]] | None:
-    """Memory that all ranks map; None, on all of them, where one cannot and `exchanges` leaves the choice."""
-    alone = group.size == 1 or device.type != "cuda"
-    found = None if alone else unmappable(group.rank, group.gather, device)
-    made = None
-    if found is None:
-        try:
-            made = map_memory(num_bytes, group.data, device)
-        except RuntimeError as problem:
-            found = (str(problem).strip().splitlines() or ["no reason given"])[0]
-    failed = group.failures(STEP, "", found)
-    if made is not None and not failed:
-        return made
-    rank, reason = next(iter(failed.items()))
+def _unless_barred(found: Mapped | Barred, group: RankGroup, exchanges: str) -> Mapped | None:
+    """None, on all ranks, where one cannot map and `exchanges` leaves the choice."""
+    if isinstance(found, Mapped):
+        return found
     if exchanges == AUTO_EXCHANGES:
         say_once(
             f"The ranks exchange over torch.distributed, which takes longer, and vLLM samples the draft's tokens: rank "
-            f"{rank} cannot map the others' memory: {reason}"
+            f"{found.rank} cannot map the others' memory: {found.reason}"
         )
         return None
     raise RankError(
         where=f"rank {group.rank} of {group.size}, {STEP}",
-        found=f"on rank {rank}: {reason}",
+        found=f"on rank {found.rank}: {found.reason}",
         needed="GPUs that map each other's memory, over NVLink or PCIe",
         remedy='Use such GPUs, leave the exchanges to torch.distributed (exchanges "auto"), or run vLLM\'s own decode.',
     )
 
 
+def _zeros(num_bytes: int, device: torch.device) -> torch.Tensor:
+    return torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+
+
+def _own_address(memory: torch.Tensor, *_: object) -> tuple[int, ...]:
+    """Of a rank alone."""
+    return (memory.data_ptr(),)
+
+
 def _unmapped(num_bytes: int, group: RankGroup, device: torch.device) -> tuple[torch.Tensor, tuple[int, ...]]:
     """This rank's own memory, and behind it memory that nobody reads, in the place of every other rank's."""
     with group.together(STEP):  # a gather follows, in which a rank without memory would be waited for without an end
-        memory = torch.zeros(2 * num_bytes, dtype=torch.uint8, device=device)
+        memory = _zeros(2 * num_bytes, device)
     addresses = [memory.data_ptr() + num_bytes] * group.size
     addresses[group.rank] = memory.data_ptr()
     return memory, tuple(addresses)

@@ -37,7 +37,7 @@ def test_a_peer_that_cannot_be_mapped_ends_all_ranks_with_its_reason(tmp_path):
     assert all("no way to rank 0" in text for _, text in found)
 
 
-@pytest.mark.parametrize(("task", "warned"), [("unmappable_auto", 1), ("told", 0)])
+@pytest.mark.parametrize(("task", "warned"), [("unmappable_auto", 1), ("waiting_auto", 1), ("told", 0)])
 def test_ranks_that_cannot_map_a_peer_or_are_told_not_to_exchange_over_torch_distributed(tmp_path, task, warned):
     found = run_ranks(task, tmp_path, 2)
 
@@ -61,3 +61,11 @@ def test_a_rank_without_memory_is_told_of_before_the_others_gather(tmp_path):
     assert own == ("OutOfMemoryError", "no memory for an inbox")
     assert kind == "RankError"
     assert "rank 1 failed" in text and "no memory for an inbox" in text
+
+
+def test_a_rank_without_memory_to_map_is_told_of_before_the_others_wait_for_it(tmp_path):
+    (kind, text), (own_kind, own) = run_ranks("no_memory_to_map", tmp_path, 2)
+
+    assert (own_kind, kind) == ("DeviceMemoryError", "RankError")
+    assert "out of memory" in own
+    assert "rank 1 failed" in text and "out of memory" in text

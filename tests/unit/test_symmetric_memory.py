@@ -1,18 +1,20 @@
 """Regions of plans in memory that all ranks map, on a CPU: what is refused, and how a silent rank is told of."""
 
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from jitspark.errors import GeometryError, RankError  # noqa: E402
+from jitspark.errors import DeviceMemoryError, GeometryError, RankError  # noqa: E402
 from jitspark.geometry import deployment  # noqa: E402
+from jitspark.peer_memory import peer_addresses  # noqa: E402
 from jitspark.plans.backbone import decode_plan  # noqa: E402
 from jitspark.plans.binding import Binding  # noqa: E402
 from jitspark.plans.plan import Kind  # noqa: E402
 from jitspark.runtime.distributed_exchanges import EXCHANGES, distributed_operations  # noqa: E402
+from jitspark.runtime.mapped_memory import PeerMemory  # noqa: E402
 from jitspark.runtime.symmetric_memory import (  # noqa: E402
     REGION_ALIGN,
     TIMEOUT_US,
@@ -36,24 +38,31 @@ class Alone:
     def together(self, *_):
         yield
 
+    telling = together
+    patience = 120.0
+
     def failures(self, *said):
         return {} if said[-1] is None else {self.rank: said[-1]}
 
 
-def mapping(found):
+def peer_memory(found):
     """In the place of torch's: notes what is asked for."""
 
-    def map_memory(num_bytes, group, device):
-        found.append((num_bytes, group))
-        memory = torch.full((num_bytes,), 7, dtype=torch.uint8, device=device)
-        return memory, (10**6, memory.data_ptr())
+    def make(num_bytes, device):
+        return torch.full((num_bytes,), 7, dtype=torch.uint8, device=device)
 
-    return map_memory
+    def addresses(memory, group, _):
+        found.append((len(memory), group))
+        return (10**6, memory.data_ptr())
+
+    return PeerMemory(make, addresses)
 
 
-def made(plans=PLANS, group=None, found=None, **options):
-    map_memory = options.pop("map_memory", mapping([] if found is None else found))
-    return exchange_memory(plans, group or Alone(), "cpu", (1, 2), map_memory=map_memory, **options)
+def made(plans=PLANS, group=None, found=None, addresses=None, **options):
+    way = peer_memory([] if found is None else found)
+    if addresses is not None:
+        way = replace(way, addresses=addresses)
+    return exchange_memory(plans, group or Alone(), "cpu", (1, 2), peer_memory=way, **options)
 
 
 def test_all_plans_share_one_allocation_and_no_byte_of_it():
@@ -99,7 +108,7 @@ def test_a_plan_binds_to_its_region():
 @pytest.mark.parametrize(("size", "allowed"), [(2, (4, 8)), (4, (1, 2, 4))])
 def test_a_world_of_another_size_is_refused(size, allowed):
     with pytest.raises(GeometryError) as raised:
-        exchange_memory(PLANS, Alone(size=size), "cpu", allowed, map_memory=mapping([]))
+        exchange_memory(PLANS, Alone(size=size), "cpu", allowed, peer_memory=peer_memory([]))
 
     assert f"{size} ranks" in raised.value.found
     assert "TP 2" in raised.value.found or "2" in raised.value.needed or size == 2
@@ -110,10 +119,59 @@ def test_peers_that_cannot_be_mapped_are_one_error_with_torchs_reason():
         raise RuntimeError("no peer access between 0 and 1\nC++ frames")
 
     with pytest.raises(RankError) as raised:
-        made(map_memory=refuse)
+        made(addresses=refuse)
 
     assert raised.value.found == "on rank 1: no peer access between 0 and 1"
     assert "vLLM's own decode" in raised.value.remedy
+
+
+@pytest.mark.parametrize("problem", [RuntimeError("CUDA driver error: out of memory"), torch.OutOfMemoryError("none")])
+def test_a_lack_of_memory_is_no_reason_to_exchange_another_way(problem):
+    def refuse(*_):
+        raise problem
+
+    with pytest.raises(DeviceMemoryError) as raised:
+        made(addresses=refuse, exchanges="auto")
+
+    assert raised.value.found == str(problem) and raised.value.__cause__ is problem
+
+
+@pytest.mark.parametrize(
+    "problem", [torch.distributed.DistStoreError("no word from the store"), RuntimeError("Wait timeout")]
+)
+def test_nor_is_a_rank_that_was_waited_for_in_vain(problem):
+    def refuse(*_):
+        raise problem
+
+    with pytest.raises(RankError, match=f"rank 1 failed: waited in vain: {problem}"):
+        made(addresses=refuse, exchanges="auto")
+
+
+def test_nor_is_an_error_that_came_up_with_it():
+    def refuse(*_):
+        raise torch.AcceleratorError("an illegal memory access was encountered")
+
+    with pytest.raises(torch.AcceleratorError):
+        made(addresses=refuse, exchanges="auto")
+
+
+def test_torch_waits_for_the_other_ranks_no_longer_than_it_is_told_to(tmp_path, monkeypatch):
+    from torch.distributed import _symmetric_memory as symmetric
+    from torch.distributed import distributed_c10d
+
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1)
+    try:
+        group = torch.distributed.group.WORLD
+        store = distributed_c10d._get_process_group_store(group)
+        before = store.timeout
+        monkeypatch.setattr(symmetric, "rendezvous", lambda *_: store.wait(["what no rank leaves there"]))
+
+        with pytest.raises(RuntimeError, match=r"(?i)timeout"):
+            peer_addresses(torch.zeros(1), group, 0.1)
+
+        assert store.timeout == before
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def test_a_rank_alone_needs_no_peers():
