@@ -4,6 +4,7 @@
 that a busy machine does not count.
 """
 
+import argparse
 import dataclasses
 import json
 import os
@@ -87,6 +88,7 @@ def taking_over(folder: Path, templates: Path) -> float:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__.partition("\n")[0]).parse_args()
     with tempfile.TemporaryDirectory() as base:
         folders = [Path(base) / str(number) for number in range(12)]
         for folder in folders:

@@ -1,12 +1,12 @@
-"""How long the verbs that look at and carry a cache take to start: `python bench/cli_start.py`, on a small cache.
+"""How long the verbs that look at and carry a cache take to start: `python -m bench.cli_start`, on a small cache.
 
 Each run is a process of its own; processor time is what others on the machine change least. A cache of 20 stub entries,
 so that the verb's own work is small beside its start; `--plans` adds two plans, which then have to be read.
 """
 
+import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -15,6 +15,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from bench import cpu
+
 ROOT = Path(__file__).resolve().parents[1]
 LIMIT = 0.150  # seconds of processor time
 RUNS = 15
@@ -22,19 +24,31 @@ PROGRAMS = ("jitspark", "cache_tools")
 
 
 def main() -> int:
+    options = _parser().parse_args()
+    about = cpu.description()
     sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
     with tempfile.TemporaryDirectory(prefix="jitspark-start-") as folder:
-        recipe = _fill(Path(folder), plans="--plans" in sys.argv[1:])
+        recipe = _fill(Path(folder), plans=options.plans)
         every = [(program, words) for program in PROGRAMS for words in _verbs(Path(folder), recipe)]
         rows = [(program, words[0], *_measured(program, words, Path(folder))) for program, words in every]
-    load = os.getloadavg()[0]
-    print(f"Python {platform.python_version()}, {os.cpu_count()} cores, load {load:.1f}; {RUNS} runs each")
+    print(f"Python {about['python']}, {about['cores']} cores, load {about['load_average'][0]}; {RUNS} runs each")
     print(f"{'program':<12} {'verb':<8} {'processor ms, least':>20} {'median':>7} {'wall ms, median':>16}")
     for program, verb, least, median, wall in rows:
         print(f"{program:<12} {verb:<8} {1000 * least:>20.0f} {1000 * median:>7.0f} {1000 * wall:>16.0f}")
     slow = [f"{program} {verb}" for program, verb, least, *_ in rows if least > LIMIT and not verb.startswith("-")]
     print(json.dumps({"limit_ms": 1000 * LIMIT, "over": slow}))
+    if options.json is not None:
+        names = ("program", "verb", "least_s", "median_s", "wall_s")
+        found = [dict(zip(names, row, strict=True)) for row in rows]
+        options.json.write_text(json.dumps({"about": about, "runs": RUNS, "verbs": found}, indent=1) + "\n")
     return 1 if slow else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m bench.cli_start", description=__doc__.partition("\n")[0])
+    parser.add_argument("--plans", action="store_true", help="a cache with two plans, which verbs then have to read")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write what was found there, too")
+    return parser
 
 
 def _fill(folder: Path, *, plans: bool) -> str:

@@ -4,6 +4,7 @@ Mutates good inputs at random, bytes and JSON values alike. Prints one JSON obje
 with the input that did it, and is exit status 1. A crash of the interpreter is no result at all.
 """
 
+import argparse
 import json
 import random
 import sys
@@ -103,8 +104,11 @@ def run(inputs: int, seed: int) -> tuple[Counter[str], list[str]]:
 
 
 def main() -> int:
-    inputs = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
-    seed = int(sys.argv[2]) if len(sys.argv) > 2 else 1
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("inputs", metavar="INPUTS", type=int, nargs="?", default=1_000_000)
+    parser.add_argument("seed", metavar="SEED", type=int, nargs="?", default=1)
+    options = parser.parse_args()
+    inputs, seed = options.inputs, options.seed
     started = time.monotonic()
     counts, problems = run(inputs, seed)
     seconds = round(time.monotonic() - started, 1)

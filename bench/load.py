@@ -5,10 +5,8 @@ same run. The first process of each kind is not counted: it fills the page cache
 """
 
 import argparse
-import datetime as dt
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -17,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench import cpu
 from jitspark.cache.lookup import open_roots
 from jitspark.cache.store import keys_in, read_entry
 from jitspark.key import Key
@@ -141,16 +140,11 @@ def _spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def _about(runs: int, keys: Sequence[Key]) -> dict[str, Any]:
-    models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     return {
-        "cpu": models[0].partition(":")[2].strip() if models else platform.machine(),
-        "cores": len(os.sched_getaffinity(0)),
-        "load_average": [round(value, 2) for value in os.getloadavg()],
+        **cpu.description(),
         "nice": os.nice(0),
-        "python": platform.python_version(),
         "runs": runs,
         "kernels": {name: sum(key.kernel == name for key in keys) for name in sorted({key.kernel for key in keys})},
-        "date": dt.datetime.now(dt.UTC).date().isoformat(),
     }
 
 

@@ -7,7 +7,6 @@ Runs in the environment of bin/make-gpu-pack; PYTHON is an interpreter with apac
 """
 
 import argparse
-import datetime as dt
 import json
 import os
 import subprocess
@@ -18,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench import cpu
 from bench.load import RESULTS, ROOT, environment
 
 PASSED = ("PATH", "LD_LIBRARY_PATH", "HOME")
@@ -130,9 +130,7 @@ def _about(options: argparse.Namespace, ranks: int) -> dict[str, Any]:
     return {
         "deployment": f"{options.geometry} at TP {options.tp} on {options.target}",
         "ranks": ranks,
-        "cores": len(os.sched_getaffinity(0)),
-        "load_average": [round(value, 2) for value in os.getloadavg()],
-        "date": dt.datetime.now(dt.UTC).date().isoformat(),
+        **cpu.description(),
     }
 
 

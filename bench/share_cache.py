@@ -4,6 +4,7 @@
 all processes are told to go until the last entry is published, over the least possible, keys x time / slots.
 """
 
+import argparse
 import json
 import os
 import sys
@@ -48,10 +49,13 @@ def run(templates: Path, folder: Path) -> dict[str, float | int]:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("runs", metavar="RUNS", type=int, nargs="?", default=1)
+    runs = parser.parse_args().runs
     with tempfile.TemporaryDirectory() as base:
         (Path(base) / "templates").mkdir()
         templates = make_templates(Path(base) / "templates")
-        for number in range(int(sys.argv[1]) if len(sys.argv) > 1 else 1):
+        for number in range(runs):
             folder = Path(base) / str(number)
             folder.mkdir()
             print(json.dumps(run(templates, folder)))

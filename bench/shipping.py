@@ -1,10 +1,11 @@
-"""Sizes and times of carrying a cache: `python bench/shipping.py --tp 8 --target sm_90a,sm_100a,sm_103a`.
+"""Sizes and times of carrying a cache: `python -m bench.shipping --tp 8 --target sm_90a,sm_100a,sm_103a`.
 
 The cache is the one in use, warmed before. Each figure is the best of three processes: wall, processor time, and MB/s
 of what is packed or unpacked.
 """
 
 import argparse
+import json
 import os
 import shutil
 import subprocess
@@ -14,21 +15,28 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from bench import cpu
+
 ROOT = Path(__file__).resolve().parents[1]
 RUNS = 3
 
 
 def main() -> int:
     options = _parser().parse_args()
+    about = {**cpu.description(), "tp": options.tp, "target": options.target}
+    rows = []
     with tempfile.TemporaryDirectory(prefix="jitspark-shipping-", dir=options.folder) as name:
         folder = Path(name)
         _keys(folder)
-        print(f"load {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores")
+        print(f"load {about['load_average'][0]}, {about['cores']} cores")
         print(f"{'':<44} {'bytes':>11} {'seconds':>8} {'cpu s':>6} {'MB/s':>6}")
         for title, words, made in _verbs(["--tp", options.tp, "--target", options.target]):
             wall, used = min(_run(words, folder, made) for _ in range(RUNS))
             size, content = _size(folder / made), _content(folder, with_runtime="runtime" in title)
             print(f"{title:<44} {size:>11,} {wall:>8.2f} {used:>6.2f} {content / 1e6 / wall:>6.1f}")
+            rows += [{"what": title, "bytes": size, "wall_s": wall, "processor_s": used, "content_bytes": content}]
+    if options.json is not None:
+        options.json.write_text(json.dumps({"about": about, "best_of": RUNS, "steps": rows}, indent=1) + "\n")
     return 0
 
 
@@ -37,6 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tp", default="8")
     parser.add_argument("--target", default="sm_90a,sm_100a,sm_103a")
     parser.add_argument("--folder", help="a folder on the disk to measure")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write what was found there, too")
     return parser
 
 

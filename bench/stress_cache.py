@@ -3,6 +3,7 @@
 `python bench/stress_cache.py [SECONDS]`; no GPU and no compiler. Prints one JSON object; any problem is exit status 1.
 """
 
+import argparse
 import json
 import os
 import sys
@@ -16,7 +17,9 @@ from stub_cache import make_templates
 
 
 def main() -> int:
-    seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 60.0
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("seconds", metavar="SECONDS", type=float, nargs="?", default=60.0)
+    seconds = parser.parse_args().seconds
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "templates").mkdir()
         templates = make_templates(Path(folder) / "templates")
