@@ -6,7 +6,7 @@ Nothing appears in the cache before every byte of the pack has been checked; the
 import hashlib
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,9 +18,10 @@ from cache_tools.plan_files import PlanFile, PlanFiles
 from cache_tools.signing import Trust
 from jitspark.cache.folders import FILE_MODE, cannot_write, make_folder, sync
 from jitspark.cache.record import Record, check_artifact, record_from_bytes
+from jitspark.cache.runtime_library import RUNTIME
 from jitspark.cache.staging import staging
 from jitspark.cache.store import ARTIFACT, RECORD, Layer, publish, read_entry
-from jitspark.errors import EntryError, PlanError
+from jitspark.errors import EntryError, PackError, PlanError
 from jitspark.key import Key
 
 logger = logging.getLogger("jitspark")
@@ -57,14 +58,15 @@ def unpack(file: Path, layer: Layer, trust: Trust, accept: Callable[[Needs], Non
     """Put every entry of `file` into the cache `layer`, leaving good ones there as they are.
 
     `accept` is asked about what the pack needs before anything appears in the cache, and may raise. Raises PackError
-    for a pack that is damaged, not covered by `trust`, or holds anything but entries (the cache is untouched then),
-    CacheDirectoryError when the root cannot be written to.
+    for a pack that is damaged, not covered by `trust`, or holds anything but entries, and where the cache has another
+    runtime library than the pack (the cache is untouched then), CacheDirectoryError when the root cannot be written to.
     """
     root = layer.root
     with opened_pack(file, trust) as pack, staging(root, trusted=layer.trusted) as folder:
         staged, plans, others = _stage(pack, str(file), root, folder)
         needs = needs_of((each.key, each.record) for each in staged)
         accept(needs)
+        _refuse_other_runtime((path.relative_to(folder) for path in others), folder, layer)
         fresh = [each for each in staged if not _present(layer, each)]
         for each in fresh:
             publish(root, each.key, each.record, each.directory, trusted=layer.trusted)
@@ -176,6 +178,26 @@ def _is_plan_there(layer: Layer, name: str) -> bool:
         return False
 
 
+def _refuse_other_runtime(places: Iterable[Path], folder: Path, layer: Layer) -> None:
+    """As `merge` does: what is in the cache may need the one that it has."""
+    for place in places:
+        if place.parts[0] == RUNTIME and _differs(layer.root / place, folder / place, layer.root):
+            raise PackError(
+                where=str(layer.root / place),
+                found="another runtime library than the pack's, or another licence of it",
+                needed="one runtime library",
+                remedy="Unpack into a cache of its own, or first remove this folder if nothing needs it any more.",
+            )
+
+
+def _differs(final: Path, staged: Path, root: Path) -> bool:
+    """Whether there is a file already, with other content."""
+    try:
+        return final.is_file() and not final.is_symlink() and final.read_bytes() != staged.read_bytes()
+    except OSError as problem:
+        raise cannot_write(root, problem) from problem
+
+
 def _write(path: Path, content: bytes, root: Path) -> Path:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -192,7 +214,7 @@ def _place_file(staged: Path, place: Path, layer: Layer) -> None:
         if final.is_file() and not final.is_symlink():
             if final.read_bytes() == staged.read_bytes():
                 return
-            logger.warning("%s differs from the pack's, and is replaced by it; running processes keep theirs.", final)
+            logger.warning("%s differs from the pack's, and is replaced by it.", final)
         sync(staged, FILE_MODE)
         folder = make_folder(layer.root, place.parent.parts, trusted=layer.trusted)
         try:

@@ -108,17 +108,18 @@ def test_a_pack_carries_the_runtime_library_and_its_licence_to_where_it_is_found
     assert find_runtime_library(Settings(cache_dir=layer.root)).path == layer.root / RUNTIME
 
 
-def test_another_runtime_library_is_replaced_and_said(tmp_path, layer, entries, runtime, warnings):
-    there = layer.root / RUNTIME
+@pytest.mark.parametrize("name", ["libcute_dsl_runtime.so", "LICENSE"])
+def test_another_runtime_library_is_refused_and_nothing_unpacked(tmp_path, layer, entries, runtime, name):
     pack(tmp_path / "with.tar.zst", entries, runtime)
-    unpack(tmp_path / "with.tar.zst", layer)
-    there.chmod(0o644)
+    there = (layer.root / RUNTIME).with_name(name)
+    there.parent.mkdir(parents=True)
     there.write_bytes(b"another")
 
-    unpack(tmp_path / "with.tar.zst", layer)
+    with pytest.raises(PackError) as raised:
+        unpack(tmp_path / "with.tar.zst", layer)
 
-    assert there.read_bytes() == runtime.library
-    assert [str(there) in warning for warning in warnings()] == [True]
+    assert raised.value.where == str(there) and "another runtime library" in raised.value.found
+    assert everything_below(layer.root) == {str(there.relative_to(layer.root)): b"another"}
 
 
 def with_library(members, content, digest):
