@@ -1,4 +1,4 @@
-"""One of two ranks with a specialized backbone on a CPU: `backbone_rank.py RANK PORT CONFIG_FOLDER`.
+"""One of two ranks with a specialized backbone on a CPU: `backbone_rank.py RANK MEETING CONFIG_FOLDER`.
 
 vLLM's own classes load this rank's part of a checkpoint and of its experts; plans run by their references, and gloo
 carries what the ranks exchange, as there is no memory that they could map. Prints as JSON how far the steps of some
@@ -25,7 +25,7 @@ class Patch:
     setenv = staticmethod(os.environ.__setitem__)
 
 
-def main(rank, port, config_of, replace_platform):
+def main(rank, meeting, config_of, replace_platform):
     said = []
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())
@@ -42,7 +42,7 @@ def main(rank, port, config_of, replace_platform):
     from vllm.distributed import init_distributed_environment, initialize_model_parallel
 
     with set_current_vllm_config(config):
-        init_distributed_environment(SIZE, rank, f"tcp://127.0.0.1:{port}", rank, "gloo")
+        init_distributed_environment(SIZE, rank, f"file://{meeting}", rank, "gloo")
         initialize_model_parallel(SIZE)
     import vllm_backbone as backbone
 
@@ -137,7 +137,7 @@ if __name__ == "__main__":
     folder, sizes = Path(sys.argv[3]), {**conftest.TINY, "tp": SIZE}
     main(
         int(sys.argv[1]),
-        int(sys.argv[2]),
+        sys.argv[2],
         lambda: conftest.vllm_config(folder, conftest.tiny_text(), **sizes, options=conftest.ON_HOPPER),
         conftest._replace_platform,
     )

@@ -6,6 +6,8 @@ Ends every run with how many tests were skipped, and why.
 import functools
 import importlib.metadata
 import importlib.util
+import shutil
+import tempfile
 from collections import Counter
 from pathlib import Path
 
@@ -13,6 +15,31 @@ import pytest
 
 TESTS = Path(__file__).resolve().parent
 MARKED_FOLDERS = ("processes", "vllm", "gpu")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config):
+    """Gives this session a folder of its own for files, and all of hypothesis the same examples on any machine.
+
+    Sessions share pytest's own folder in /tmp, and each closes it to other users when it starts, while tests of another
+    one let other users read there. The folder goes with the session unless something failed.
+    """
+    if config.option.basetemp is None:
+        config.option.basetemp = tempfile.mkdtemp(prefix="jitspark-tests-")
+        config.own_basetemp = config.option.basetemp
+    if importlib.util.find_spec("hypothesis") is not None:
+        from hypothesis import HealthCheck, settings
+
+        slow = [HealthCheck.too_slow]  # says nothing of a test on a machine that others use too
+        settings.register_profile("alike", deadline=None, derandomize=True, database=None, suppress_health_check=slow)
+        settings.load_profile("alike")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session, exitstatus):
+    made = getattr(session.config, "own_basetemp", None)
+    if made is not None and exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+        shutil.rmtree(made, ignore_errors=True)
 
 
 def pytest_collection_modifyitems(items):

@@ -1,4 +1,4 @@
-"""One of two ranks with a specialized draft on a CPU: `draft_rank.py RANK PORT CONFIG_FOLDER WEIGHTS`.
+"""One of two ranks with a specialized draft on a CPU: `draft_rank.py RANK MEETING CONFIG_FOLDER WEIGHTS`.
 
 Prints as JSON what this rank has: how fc is held, and how far the combined states are from those of a whole fc.
 """
@@ -12,7 +12,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 
 
-def main(rank, port, weights, config_of):
+def main(rank, meeting, weights, config_of):
     import draft_models
     import torch
 
@@ -25,7 +25,7 @@ def main(rank, port, weights, config_of):
     from vllm.distributed import init_distributed_environment, initialize_model_parallel
 
     with set_current_vllm_config(config):
-        init_distributed_environment(2, rank, f"tcp://127.0.0.1:{port}", rank, "gloo")
+        init_distributed_environment(2, rank, f"file://{meeting}", rank, "gloo")
         initialize_model_parallel(2)
     model = draft_models.build(config, weights)
     draft = type(model.model.specialized_draft).__name__
@@ -114,7 +114,7 @@ if __name__ == "__main__":
     sizes = {**conftest.TINY, "tp": 2}
     main(
         int(sys.argv[1]),
-        int(sys.argv[2]),
+        sys.argv[2],
         Path(sys.argv[4]),
         lambda: conftest.vllm_config(
             folder, conftest.tiny_text(), **sizes, options=conftest.ON_HOPPER, draft_fields=draft_models.CONFIG

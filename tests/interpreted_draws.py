@@ -60,7 +60,7 @@ def interpreted(folder, calls):
     given, found = folder / "calls.pt", folder / "found.pt"
     torch.save(calls, given)
     environment = {**os.environ, "TRITON_INTERPRET": "1", "TRITON_CACHE_DIR": str(folder / "triton")}
-    subprocess.run([sys.executable, __file__, str(given), str(found)], check=True, env=environment, timeout=300)
+    subprocess.run([sys.executable, __file__, str(given), str(found)], check=True, env=environment, timeout=1200)
     return torch.load(found, weights_only=True)
 
 

@@ -6,16 +6,30 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from rank_processes import ROOT  # noqa: E402
+from rank_processes import ENVIRONMENT, ROOT  # noqa: E402
 
 from bench import expert_recut  # noqa: E402
 
-SMALL = ("--device", "cpu", "--experts", "4", "--hidden", "512", "--width", "512", "--staging-mib", "1")
+SMALL = (
+    "--device",
+    "cpu",
+    "--experts",
+    "4",
+    "--hidden",
+    "512",
+    "--width",
+    "512",
+    "--staging-mib",
+    "1",
+    "--patience",
+    "1200",
+)
 
 
 @pytest.fixture(autouse=True)
 def bench_is_found(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))  # bench is not installed
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", ENVIRONMENT["GLOO_SOCKET_IFNAME"])
 
 
 def test_every_byte_of_both_layers_is_the_slice_of_the_whole(tmp_path):

@@ -5,7 +5,7 @@ import shutil
 from dataclasses import replace
 
 import pytest
-from stub_cache import artifact_of, compiles, fill, lookup_in, record_of, run_users, wanted
+from stub_cache import artifact_of, compiles, fill, lookup_in, record_of, run_users, wait_until, wanted
 
 from jitspark.cache import store
 from jitspark.cache.folders import make_root
@@ -193,18 +193,23 @@ def test_record_and_artifact_always_come_from_one_compile(layer, templates):
     contents = [artifact_of(ITEM, templates) + bytes([rank]) for rank in range(4)]
     records = [record_of(ITEM, content) for content in contents]
 
+    enough = layer.root / "enough"
+
     def publish(rank):
-        for _ in range(30):
+        while not enough.exists():
             entry = put(layer, ITEM.key, records[rank], contents[rank])
             store.set_aside(layer, ITEM.key, entry.toolchain)
 
+    def read():
+        return read_entry(layer, ITEM.key, records[0].toolchain_digest, whole=True)  # raises where they do not match
+
     pids = [forked(lambda rank=rank: publish(rank)) for rank in range(4)]
-    seen = set()
-    while os.waitpid(pids[0], os.WNOHANG) == (0, 0):
-        if read_entry(layer, ITEM.key, records[0].toolchain_digest, whole=True) is not None:  # else it would raise
-            seen.add(len(seen))
-    assert all_succeed(pids[1:])
-    assert seen
+    try:
+        seen = {wait_until(read).record.sha256 for _ in range(100)}
+    finally:
+        enough.touch()
+    assert all_succeed(pids)
+    assert seen <= {record.sha256 for record in records}
 
 
 def test_folders_that_exist_already_are_no_error(layer, templates):

@@ -1,14 +1,16 @@
 """bin/set-up.sh: one set-up however many start at once, none that was cut short is ever used."""
 
+import contextlib
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from stub_cache import LIMIT, wait_until
 
 BIN = Path(__file__).resolve().parents[2] / "bin"
 # `pip install pip` is satisfied at once: what is tested is the making of environments, not of this package's
@@ -45,7 +47,7 @@ def start(checkout, *arguments, **environment):
 
 
 def finish(process):
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=LIMIT)
     return process.returncode, out, err
 
 
@@ -86,12 +88,22 @@ def test_a_changed_pyproject_and_a_copied_checkout_are_set_up_again(checkout, tm
     assert ONCE in err
 
 
-def test_a_set_up_that_is_killed_is_made_anew(checkout):
-    process = start(checkout)
-    while not (checkout / ".venv/bin/python").exists():
-        time.sleep(0.01)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
+@pytest.fixture
+def in_the_midst(checkout):
+    """A set-up whose pip waits for a package index that takes the call and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as index:
+        index.settimeout(LIMIT)
+        place = f"http://127.0.0.1:{index.getsockname()[1]}/"
+        process = start(checkout, INSTALL="a-package", PIP_INDEX_URL=place, PIP_DEFAULT_TIMEOUT="3600", NO_PROXY="*")
+        with index.accept()[0]:
+            yield process
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_a_set_up_that_is_killed_is_made_anew(checkout, in_the_midst):
+    os.killpg(in_the_midst.pid, signal.SIGKILL)
+    in_the_midst.communicate()
     (checkout / ".venv/half-made").touch()
 
     code, _, err = run(checkout)
@@ -101,15 +113,19 @@ def test_a_set_up_that_is_killed_is_made_anew(checkout):
     assert not (checkout / ".venv/half-made").exists()
 
 
-def test_a_waiter_takes_over_when_the_one_that_sets_up_is_killed(checkout):
-    first = start(checkout)
-    while not (checkout / ".venv").exists():
-        time.sleep(0.01)
+def test_a_waiter_takes_over_when_the_one_that_sets_up_is_killed(checkout, in_the_midst):
     second = start(checkout)
-    os.killpg(first.pid, signal.SIGKILL)
-    first.communicate()
+    wait_until(lambda: "-> " in locks_on(checkout))
+    os.killpg(in_the_midst.pid, signal.SIGKILL)
+    in_the_midst.communicate()
 
     assert finish(second)[:2] == (0, f"{checkout}/.venv\n")
+
+
+def locks_on(path):
+    """The lines of the kernel's list of locks that are about this file; those who wait have an arrow."""
+    lines = Path("/proc/locks").read_text(encoding="ascii").splitlines()
+    return "\n".join(line for line in lines if f":{path.stat().st_ino} " in line)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from stub_cache import record_of
+from stub_cache import LIMIT, record_of, wait_until
 
 from jitspark.cache.store import Layer, keys_in, put, read_entry
 from jitspark.cli.selection import Selection, wanted_by
@@ -44,7 +44,7 @@ def start(folder, *options, root=ROOT, under=(), stderr=subprocess.PIPE, **envir
 
 def finish(process, code=0):
     """The object on the last line, and standard error; the process ended with `code`."""
-    out, err = process.communicate(timeout=300)
+    out, err = process.communicate(timeout=LIMIT)
     assert process.returncode == code, err
     assert "Traceback" not in err
     return (json.loads(out.splitlines()[-1]) if out else None), err
@@ -81,12 +81,20 @@ def compilers_started_by(pid):
     return found
 
 
-def gone(pid, seconds=5.0):
-    """Whether every compiler child of `pid` ends."""
-    deadline = time.monotonic() + seconds
-    while compilers_started_by(pid) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return not compilers_started_by(pid)
+def wait_for_compilers(process, count=1):
+    """The ids of `count` compiler children of this warm, which is at work."""
+
+    def found():
+        assert process.poll() is None, "it ended before it was disturbed"
+        children = compilers_started_by(process.pid)
+        return children if len(children) >= count else None
+
+    return wait_until(found)
+
+
+def wait_gone(pid):
+    """Wait until every compiler child of `pid` has ended."""
+    wait_until(lambda: not compilers_started_by(pid))
 
 
 def whole_entries(folder):
@@ -107,10 +115,10 @@ def test_a_second_warm_compiles_nothing(tmp_path):
     assert second["cache_dir"] == str(tmp_path / "cache")
 
 
-def test_a_second_warm_of_everything_takes_less_than_a_second_and_a_half(memory_path, templates):
-    """The time of `bin/jitspark` from start to end, the best of three: other work shares the machine.
+def test_a_second_warm_of_everything_compiles_nothing_and_imports_no_compiler(memory_path, templates):
+    """A warm that finds everything reads and hashes artifacts and maps none, so any library stands in for them.
 
-    A warm that finds everything reads and hashes artifacts and maps none, so any library stands in for them.
+    What it takes, some second, is measured.
     """
     content = (templates / "stub.so").read_bytes() + bytes(27_000)
     everything = wanted_by(Selection((8,), ("sm_100a",), "muse_spark_open"))
@@ -118,16 +126,25 @@ def test_a_second_warm_of_everything_takes_less_than_a_second_and_a_half(memory_
     for item in everything:
         put(Layer(memory_path / "cache", writable=True), item.key, record_of(item, content), content)
     own = {"JITSPARK_CACHE_DIR": str(memory_path / "cache"), "XDG_RUNTIME_DIR": str(memory_path)}
-    command = [ROOT / "bin/jitspark", "warm", "--tp", "8", "--target", "sm_100a", "--json"]
-    seconds, reports = [], []
-    for _ in range(3):
-        began = time.monotonic()
-        done = subprocess.run(command, env={**os.environ, **own}, check=True, capture_output=True)
-        seconds.append(time.monotonic() - began)
-        reports.append(json.loads(done.stdout.splitlines()[-1]))
+    import_less = "import runpy, sys; sys.modules.update(dict.fromkeys(('cutlass', 'torch', 'jitspark.compiler')))"
+    run_it = "runpy.run_module('jitspark', run_name='__main__', alter_sys=True)"
+    command = [
+        sys.executable,
+        "-P",
+        "-c",
+        f"{import_less}; {run_it}",
+        "warm",
+        "--tp",
+        "8",
+        "--target",
+        "sm_100a",
+        "--json",
+    ]
+    environment = {**os.environ, **own, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, check=True, capture_output=True)
+    report = json.loads(done.stdout.splitlines()[-1])
 
-    assert [(report["compiled"], report["hits"]) for report in reports] == [(0, len(everything))] * 3
-    assert min(seconds) < 1.5, seconds
+    assert (report["compiled"], report["hits"]) == (0, len(everything))
 
 
 def test_on_a_terminal_a_bar_counts_and_estimates(tmp_path):
@@ -139,7 +156,7 @@ def test_on_a_terminal_a_bar_counts_and_estimates(tmp_path):
         while piece := os.read(ours, 65536):
             shown += piece
     os.close(ours)
-    report = json.loads(process.communicate(timeout=300)[0].splitlines()[-1])
+    report = json.loads(process.communicate(timeout=LIMIT)[0].splitlines()[-1])
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
 
     assert report["compiled"] == report["entries"]
@@ -184,12 +201,14 @@ def test_eight_warms_of_an_empty_cache_compile_each_key_once(tmp_path):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_killed_warm_leaves_whole_entries_and_no_child(tmp_path, seed):
+    """Wherever it is just then: the moment is drawn, and counts for nothing."""
     process = start(tmp_path)
-    time.sleep(random.Random(seed).uniform(0.2, 6.0))
+    wait_until(lambda: process.poll() is not None or whole_entries(tmp_path) >= 2 * seed)
+    time.sleep(random.Random(seed).uniform(0.0, 1.0))
     process.kill()
     process.communicate()
 
-    assert gone(process.pid)
+    wait_gone(process.pid)
     done = whole_entries(tmp_path)
     report, _ = warm(tmp_path)
     assert (report["hits"], report["compiled"]) == (done, report["entries"] - done)
@@ -198,18 +217,17 @@ def test_a_killed_warm_leaves_whole_entries_and_no_child(tmp_path, seed):
 
 @pytest.mark.parametrize("seed", range(2))
 def test_a_killed_compiler_child_costs_nothing_but_its_compile(tmp_path, seed):
+    """Two children, each at a moment that is drawn: a second one in the same compile would fail it."""
     process = start(tmp_path)
+    children = wait_for_compilers(process, SLOTS)
     moments = random.Random(seed)
-    for _ in range(2):
-        while not (children := compilers_started_by(process.pid)) and process.poll() is None:
-            time.sleep(0.01)
-        time.sleep(moments.uniform(0.0, 3.0))
-        for child in children[:1]:
-            kill_quietly(child)
+    for child in children:
+        time.sleep(moments.uniform(0.0, 1.5))
+        kill_quietly(child)
     report, _ = finish(process)
 
     assert report["compiled"] == report["entries"] == whole_entries(tmp_path)
-    assert gone(process.pid)
+    wait_gone(process.pid)
 
 
 def kill_quietly(pid):
@@ -229,13 +247,11 @@ def interruptible():
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupted_warm_ends_its_children_and_frees_its_locks(tmp_path, number, code):
     process = start(tmp_path)
-    while not compilers_started_by(process.pid):
-        time.sleep(0.01)
-    time.sleep(0.5)
+    wait_for_compilers(process)
     process.send_signal(number)
     finish(process, code)
 
-    assert gone(process.pid, 1.0)
+    wait_gone(process.pid)
     assert not any((tmp_path / "tmp").iterdir())
     done = whole_entries(tmp_path)
     report, _ = warm(tmp_path)

@@ -26,7 +26,7 @@ ITEMS = wanted(4)
 def layer(tmp_path, templates):
     """Four entries, the first used longest ago."""
     entries = fill(tmp_path / "cache", ITEMS, templates)
-    for age, entry in zip((400, 300, 200, 100), entries, strict=True):
+    for age, entry in zip((40_000, 30_000, 20_000, 10_000), entries, strict=True):
         os.utime(entry.directory, (time.time() - age, time.time() - age))
     return entries[0].layer
 
@@ -58,16 +58,16 @@ def test_the_least_recently_used_go_until_the_size_is_met(layer, run):
 
 
 def test_what_was_not_used_for_long_goes(layer, run):
-    run(unused_for=250.0)
+    run(unused_for=25_000.0)
 
     assert left(layer) == keys(ITEMS[2:])
 
 
 def test_a_dry_run_says_the_same_and_removes_nothing(layer, run):
-    dry = run(unused_for=250.0, dry_run=True)
+    dry = run(unused_for=25_000.0, dry_run=True)
 
     assert left(layer) == keys(ITEMS)
-    assert dry.removed == run(unused_for=250.0).removed
+    assert dry.removed == run(unused_for=25_000.0).removed
 
 
 def test_other_toolchains_go_and_this_ones_stays(layer, run, templates):
@@ -129,11 +129,11 @@ def test_plans_of_other_layers_pin_too(layer, tmp_path):
 def test_a_plan_that_was_not_wanted_for_long_goes_and_pins_no_more(layer, run):
     write_plan(layer, "old.json", {"keys": [ITEMS[0].key.path, ITEMS[1].key.path]})
     write_plan(layer, "new.json", {"keys": [ITEMS[0].key.path]})
-    os.utime(layer.root / "plans-v1/old.json", (time.time() - 500, time.time() - 500))
+    os.utime(layer.root / "plans-v1/old.json", (time.time() - 50_000, time.time() - 50_000))
 
-    dry = run(unused_for=250.0, dry_run=True)
+    dry = run(unused_for=25_000.0, dry_run=True)
     assert sorted(os.listdir(layer.root / "plans-v1")) == ["new.json", "old.json"]
-    result = run(unused_for=250.0)
+    result = run(unused_for=25_000.0)
 
     assert dry.removed == result.removed
     assert [each.path.name for each in result.removed if each.path.suffix == ".json"] == ["old.json"]
@@ -312,8 +312,9 @@ def test_an_entry_that_goes_while_it_is_verified_is_not_bad(layer, run, monkeypa
 
 @pytest.mark.parametrize(("seconds", "known"), [(0.0, True), (590.0, True), (610.0, False), (-20.0, False)])
 def test_a_failure_counts_for_ten_minutes_and_not_after_the_clock_went_back(layer, monkeypatch, seconds, known):
-    remember_failure(layer, ITEMS[0].key, "0" * 64, CompileError(where="a", found="b", needed="c", remedy="d"))
-    now = time.time() + seconds
+    now = time.time()
     monkeypatch.setattr("jitspark.cache.failures.time.time", lambda: now)
+    remember_failure(layer, ITEMS[0].key, "0" * 64, CompileError(where="a", found="b", needed="c", remedy="d"))
+    now += seconds
 
     assert (remembered_failure(layer, ITEMS[0].key, "0" * 64) is not None) is known

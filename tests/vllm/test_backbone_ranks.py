@@ -1,12 +1,13 @@
 """A specialized backbone on two CPU ranks, over gloo: shards, experts cut anew, exchanges without mapped memory."""
 
 import json
-import socket
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from rank_processes import ENVIRONMENT, PATIENCE
 
 RANK = Path(__file__).parent.parent / "backbone_rank.py"
 # as on one rank: attention scores lie around 40, so that their roundings to BF16 show in single rows
@@ -17,18 +18,20 @@ ROW, MEAN = 0.6, 0.2
 def ranks(tmp_path_factory):
     """What each of the two ranks says."""
     folder = tmp_path_factory.mktemp("ranks")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     for rank in "01":
         (folder / rank).mkdir()
     command = [sys.executable, "-P", str(RANK)]
     started = [
-        subprocess.Popen([*command, rank, str(port), str(folder / rank)], stdout=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [*command, rank, str(folder / "meeting"), str(folder / rank)],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **ENVIRONMENT},
+        )
         for rank in "01"
     ]
     try:
-        said = [process.communicate(timeout=400)[0] for process in started]
+        said = [process.communicate(timeout=PATIENCE)[0] for process in started]
     finally:
         for process in started:
             process.kill()

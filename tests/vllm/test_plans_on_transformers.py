@@ -102,7 +102,7 @@ class Ranks:
     """A group of ranks that are threads: each gets what all have brought."""
 
     def __init__(self, count):
-        self._brought, self._barrier = [None] * count, threading.Barrier(count, timeout=120)
+        self._brought, self._barrier = [None] * count, threading.Barrier(count)
 
     def gather(self, rank, tensor):
         self._brought[rank] = tensor.clone()
@@ -114,8 +114,15 @@ class Ranks:
     def run(self, work):
         """What `work(rank, gather)` returns on each rank."""
         with ThreadPoolExecutor(len(self._brought)) as pool:
-            jobs = [pool.submit(work, rank, partial(self.gather, rank)) for rank in range(len(self._brought))]
+            jobs = [pool.submit(self._rank, work, rank) for rank in range(len(self._brought))]
             return [job.result() for job in jobs]
+
+    def _rank(self, work, rank):
+        try:
+            return work(rank, partial(self.gather, rank))
+        except BaseException:
+            self._barrier.abort()  # the others would wait for this one
+            raise
 
 
 def with_window(plan, window):

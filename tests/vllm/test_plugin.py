@@ -42,7 +42,7 @@ print(json.dumps({
 def python(code, *arguments):
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, "-P", "-c", code, *arguments], env=environment, capture_output=True, text=True, timeout=300
+        [sys.executable, "-P", "-c", code, *arguments], env=environment, capture_output=True, text=True, timeout=1200
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
