@@ -51,7 +51,7 @@ def warm(selection: Selection, options: Options, settings: Settings) -> Jitspark
     summary = _summary(selection, wanted, report, time.perf_counter() - started, settings)
     summary |= {} if plans is None else {"plans": {"made": plans.made, "found": plans.found, "missing": plans.missing}}
     counts = ", ".join(f"{summary[name]} {name}" for name in ("entries", "compiled", "hits", "failed"))
-    write(f"{counts} in {summary['seconds']:.2f} s; cache directory {summary['cache_dir']}")
+    write(f"{counts} in {summary['seconds']:.2f} s; cache directory {summary['cache_dir'] or 'none'}")
     if options.as_json:
         answer_json(summary)
     return next(iter(errors), None)

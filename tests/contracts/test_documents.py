@@ -92,3 +92,10 @@ def test_every_program_of_bench_is_named_or_imported_somewhere():
         name = re.compile(rf"\bbench[./]{program}\b|\bfrom bench import .*\b{program}\b|bench\.{program}\b")
         others = [text for path, text in texts.items() if path.stem != program or path.suffix != ".py"]
         assert any(name.search(text) for text in others), program
+
+
+@pytest.mark.parametrize("page", ["ARCHITECTURE.md", "CHANGELOG.md"])
+def test_every_kernel_is_named(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+
+    assert {path.parent.name for path in ROOT.glob("kernel_specs/*/spec.py")} - set(re.findall(r"`(\w+)`", text)) == set()
