@@ -58,6 +58,7 @@ def main(rank, meeting, config_of, replace_platform):
         "errors": errors,
         "digest": digest,
         "experts": experts,
+        "unlike": unlike_step(decode, transformers, served, rank),
         "left": left_to_stock(model, decode, config, rank),
         "warned": [text for text in said if "torch.distributed" in text],
     }
@@ -98,6 +99,31 @@ def steps(model, decode, transformers, lm_head, served, rank):
     return {name: {"mean": each.mean().item(), "max": each.max().item()} for name, each in summed.items()}, (
         digest.hexdigest()
     )
+
+
+def unlike_step(decode, transformers, served, rank):
+    """What ranks are told when the metadata of a capture is a backend's on rank 1 that nobody reads."""
+    import torch
+    from decode_steps import MAX_BLOCKS, PagedCache, Request
+    from vllm_step import Step
+
+    from jitspark.errors import RankError
+
+    requests = [Request(transformers, served.backbone.tap_layers, 0) for _ in range(SIZE)]
+    for each in requests:
+        each.step()
+    order = torch.arange(2 * MAX_BLOCKS).flip(0)
+    caches = [PagedCache(served.backbone, layer, requests, order, rank=rank, tp=SIZE) for layer in range(4)]
+    step = Step(decode, caches, requests)
+    if rank == 1:
+        for each in step.metadata.values():
+            type(each).__name__ = "OtherMetadata"
+    decode.capturing(step.metadata)
+    try:
+        decode.step(step.context, len(step.positions))
+    except RankError as error:
+        return str(error)
+    return None
 
 
 def left_to_stock(model, decode, config, rank):

@@ -51,10 +51,11 @@ class MuseSparkDecodeState(DefaultModelState):  # type: ignore[misc] # vLLM is s
         """The backbone's graphs are captured by now: say which of them run plans."""
         super().capture_inner_cudagraphs(*args, **kwargs)
         if self.decode is not None:
-            self._attempt("capturing graphs", self.decode.captured)
+            rows = ", ".join(map(str, self.decode.captured_rows))
+            self._attempt("capturing graphs", self.decode.captured, f"graphs of {rows or 'no'} rows")
 
-    def _attempt(self, step: str, part: Callable[[], None]) -> None:
+    def _attempt(self, step: str, part: Callable[[], None], digest: str = "") -> None:
         """On all ranks: raises where one cannot, or leaves the decode to stock where the deployment says so."""
-        if not attempt(part, self.vllm_config, step):
+        if not attempt(part, self.vllm_config, step, digest):
             self.decode = None
             self.model.run_stock()

@@ -144,10 +144,11 @@ class MuseSparkDSparkForCausalLM(stock.MuseSparkDSparkForCausalLM):  # type: ign
         from jitspark.runtime.draft import build_draft_decode
         from jitspark.runtime.fallback import attempted
 
-        # load_weights has done both, dummy weights have had neither
-        self.model._build_fused_kv_buffers()  # noqa: SLF001 - vLLM's own step between weights and context rows
-        materialize_residual_path_constants(self.model)
         model = self.model
+        with ranks().telling("the draft's weights"):
+            # load_weights has done both, dummy weights have had neither
+            model._build_fused_kv_buffers()  # noqa: SLF001 - vLLM's own step between weights and context rows
+            materialize_residual_path_constants(model)
         model.specialized_draft = attempted(
             lambda: build_draft_decode(model, model._compilation_mode),  # noqa: SLF001
             ranks(),

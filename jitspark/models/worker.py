@@ -76,15 +76,15 @@ def may_give_up(vllm_config: VllmConfig) -> bool:
     return options.from_vllm_config(vllm_config).on_error == options.STOCK
 
 
-def attempt(part: Callable[[], None], vllm_config: VllmConfig, step: str) -> bool:
+def attempt(part: Callable[[], None], vllm_config: VllmConfig, step: str, digest: str = "") -> bool:
     """A part of the start on all ranks; False, on all of them, where stock is to run since one cannot.
 
-    Otherwise raises this rank's own error, or RankError with that of another one.
+    Otherwise raises this rank's own error, or RankError with that of another one. digest: of what must be equal on all.
     """
     group = ranks()
 
     def work() -> bool:
-        with group.together(step):
+        with group.together(step, digest):
             part()
         return True
 
@@ -113,8 +113,8 @@ def bind_backbone(model: Any, vllm_config: VllmConfig, device: torch.device) -> 
                 shares,
                 device,
                 max_model_len=vllm_config.model_config.max_model_len,
+                ranks=group,
                 exchanges=exchanges,
-                rank=group.rank,
             )
 
     made = attempted(work, group, "binding the backbone", "backbone", may_give_up=may_give_up(vllm_config))

@@ -24,6 +24,7 @@ from jitspark.runtime.logits import Logits
 from jitspark.runtime.prepared import Prepared
 from jitspark.runtime.provider_operations import provider_operations
 from jitspark.runtime.providers import ATTENTION_BACKENDS
+from jitspark.runtime.ranks import RankGroup
 from jitspark.runtime.silence import require_all_heard
 from jitspark.runtime.symmetric_memory import ExchangeMemory, SilentRankWatch
 from jitspark.runtime.takeover import DecodeStep, decode_step
@@ -42,10 +43,10 @@ class BackboneDecode:
         device: torch.device,
         *,
         max_model_len: int,
+        ranks: RankGroup,
         exchanges: ExchangeMemory | None = None,
-        rank: int = 0,
     ) -> None:
-        self._model, self._device = model, device
+        self._model, self._device, self._ranks = model, device, ranks
         self._layers = {backbone_tensors.attention(layer).layer_name: index for index, layer in _layers(model)}
         self._query_length = prepared.deployment.query_length
         self._taps = [f"taps.{layer}" for layer in prepared.deployment.backbone.tap_layers]
@@ -59,7 +60,7 @@ class BackboneDecode:
         self._counter = StepCounter()
         self._watch = None if exchanges is None else SilentRankWatch(prepared.plans, exchanges)
         freed = backbone_tensors.share_rope_tables(model)
-        weights = backbone_tensors.weights(prepared.plans, model, shares, rank)
+        weights = backbone_tensors.weights(prepared.plans, model, shares, ranks.rank)
         binder = _Binder(prepared, weights, device, exchanges, self._copy_embeddings)
         outputs = _Outputs(prepared.decode, device)
         self._executors = {rows: binder.bind(plan, outputs.of(plan)) for rows, plan in prepared.decode.items()}
@@ -99,7 +100,11 @@ class BackboneDecode:
         self._counter.note(planned=graph_rows in self._served)
 
     def step(self, context: Any, rows: int) -> DecodeStep | None:
-        """The step that a forward with this context is, if a full graph of it is being captured; else None."""
+        """The step that a forward with this context is, if a full graph of it is being captured; else None.
+
+        In the eager run before the capture ranks tell each other what they make of it, since those that launch an
+        exchange would wait for the others. Raises RankError where they differ.
+        """
         step = decode_step(
             context,
             rows,
@@ -110,6 +115,9 @@ class BackboneDecode:
         )
         # the schedule of the experts leaves padding out
         known = step is not None and step.is_padding is not None and len(step.is_padding) == rows
+        if rows in self._executors and self._is_of_capture(context) and not _being_captured():
+            with self._ranks.together(f"a decode step of {rows} rows", "run by a plan" if known else "run by vLLM"):
+                pass
         return step if known else None
 
     def run(
@@ -127,13 +135,18 @@ class BackboneDecode:
         self._embeddings = None
         self._note(executor.plan)
         outputs = executor.outputs
-        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        if _being_captured():
             self._captured.add(step.rows)
         return outputs["hidden"], [outputs[name] for name in self._taps]
 
     def logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
         """FP32 logits [rows, vocab] of the final norm's output, None for more rows than one launch serves."""
         return None if self._logits is None else self._logits(hidden_states)
+
+    @property
+    def captured_rows(self) -> tuple[int, ...]:
+        """Of the graphs that have been captured through a plan, until `captured` is called."""
+        return tuple(sorted(self._captured))
 
     def captured(self) -> None:
         """The backbone's graphs are captured. Raises UsageError where none of them runs a plan."""
@@ -155,6 +168,9 @@ class BackboneDecode:
             "attention backend that supports it: FLASH_ATTN, or FLASHINFER where it finds its trtllm-gen kernels "
             "(flashinfer-cubin, or a network when vLLM starts).",
         )
+
+    def _is_of_capture(self, context: Any) -> bool:
+        return self._capture is not None and context is not None and context.attn_metadata is self._capture
 
     def _note(self, plan: Plan) -> None:
         if self._watch is not None:
@@ -228,6 +244,10 @@ class _Outputs:
 
     def of(self, plan: Plan) -> dict[str, torch.Tensor]:
         return {name: memory[: plan.rows] for name, memory in self._memory.items()}
+
+
+def _being_captured() -> bool:
+    return torch.cuda.is_available() and bool(torch.cuda.is_current_stream_capturing())
 
 
 def _layers(model: Any) -> list[tuple[int, Any]]:

@@ -206,10 +206,11 @@ class ExpertShares:
         if source.whole:
             scales = self._ranks.gather(scales).flatten(0, 1)
         input_scale, intermediate_scale = largest[0:1], largest[1:2]
-        held["gate_up.gate_up_scales"].copy_(input_scale * scales[:, :2])
-        held["down.down_scales"].copy_(intermediate_scale * scales[:, 2])
-        held["input.global_scale"].copy_(1.0 / input_scale)
-        held["gate_up.global_scale"].copy_(1.0 / intermediate_scale)
+        with self._ranks.telling(f"{where}: writing scales"):
+            held["gate_up.gate_up_scales"].copy_(input_scale * scales[:, :2])
+            held["down.down_scales"].copy_(intermediate_scale * scales[:, 2])
+            held["input.global_scale"].copy_(1.0 / input_scale)
+            held["gate_up.global_scale"].copy_(1.0 / intermediate_scale)
 
 
 def _allocated(form: Form, device: torch.device) -> dict[str, Tensor]:

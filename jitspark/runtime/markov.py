@@ -67,19 +67,19 @@ def build_markov_sampler(
 
     draft_logits: the cache BF16 [max_num_reqs, num_steps, vocab_size], whole on every rank. The rest says how vLLM's
     speculator samples. All ranks must call it. Raises ValueError, in the draft's words, for a way of sampling that the
-    loop does not have; UsageError naming the field for sizes that no kernel serves; and what loading kernels raises.
+    loop does not have; UsageError naming the field for sizes that no kernel serves; and what `bound_plans` raises.
     """
-    reason = (
-        _sampling_reason(draft_topk, watermarked=watermarked, fp64=use_fp64_gumbel, from_anchor=sample_from_anchor)
-        or _cache_reason(draft_logits, (max_num_reqs, num_steps, model.config.vocab_size))
-        or _vocabulary_reason(model)
-    )
-    if reason is not None:
-        raise ValueError(f"{REFUSAL}{reason}")
     ranks = RankGroup.of_coordinator(get_tp_group())
     with ranks.together("the draft's sampling loop"):
+        reason = (
+            _sampling_reason(draft_topk, watermarked=watermarked, fp64=use_fp64_gumbel, from_anchor=sample_from_anchor)
+            or _cache_reason(draft_logits, (max_num_reqs, num_steps, model.config.vocab_size))
+            or _vocabulary_reason(model)
+        )
+        if reason is not None:
+            raise ValueError(f"{REFUSAL}{reason}")
         _check_sizes(model, ranks.size)
-        return MarkovSampler(model, num_steps, min(max_num_reqs, MAX_REQUESTS), ranks)
+    return MarkovSampler(model, num_steps, min(max_num_reqs, MAX_REQUESTS), ranks)
 
 
 class MarkovSampler:

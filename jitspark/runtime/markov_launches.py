@@ -27,32 +27,34 @@ def bound_plans(
 ) -> "tuple[Mapping[int, BoundPlan], SamplingWatch | None]":
     """An executor for each number of requests, and the watch on their launches by the same numbers.
 
-    None at all where ranks exchange over torch.distributed, which a launch of all steps cannot do in its midst.
-    Raises UsageError for sizes that the geometry has not; TargetError for a GPU that cannot hold all CTAs at once;
-    RankError for ranks that cannot map each other's memory; and what loading kernels raises.
+    All ranks must call it. None at all where ranks exchange over torch.distributed, which a launch of all steps cannot
+    do in its midst. Raises UsageError for sizes that the geometry has not; TargetError for a GPU that cannot hold all
+    CTAs at once; what `exchange_memory` and loading kernels raise; and RankError with another rank's reason.
     """
     device = model.lm_head.weight.device
-    served = _served(model, num_steps, ranks.size)
-    tiling = choose(served.draft.vocab_rows(ranks.size), served.draft.markov_rank)
-    _require_multiprocessors(device, tiling)
-    target = own_target(device)
-    plans = _plans(model, served, target, max_requests)
+    with ranks.together("the sampling loop's plans"):
+        served = _served(model, num_steps, ranks.size)
+        tiling = choose(served.draft.vocab_rows(ranks.size), served.draft.markov_rank)
+        _require_multiprocessors(device, tiling)
+        target = own_target(device)
+        plans = _plans(model, served, target, max_requests)
     config, every = model.model.vllm_config, tuple(plans.values())
     chosen = options.from_vllm_config(config).exchanges
     peers = exchange_memory(every, ranks, device, served.backbone.tp_sizes, exchanges=chosen)
     if peers.gather is not None:
         return {}, None
-    command = f"jitspark warm --geometry {served.backbone.name} --tp {ranks.size} --target {target}"
-    kernels = load_kernels(every, options.settings_for(config), command)
-    arena = torch.zeros(max(plan.workspace_bytes for plan in every), dtype=torch.uint8, device=device)
-    numbers = {FIRST_TOKEN: model.lm_head.shard_indices.org_vocab_start_index, **peers.numbers}
-    made, memories = {}, {}
-    for requests, plan in plans.items():
-        # one for each plan, as the words of its launches are told apart by their number
-        memories[requests] = torch.zeros(tiling.exchange_words(num_steps), dtype=torch.int64, device=device)
-        tensors = _weights(model) | {"exchange": memories[requests]}
-        symmetric = peers.of(plan) if ranks.size > 1 else None
-        made[requests] = Executor(plan, kernels, tensors, device, numbers=numbers, arena=arena, symmetric=symmetric)
+    with ranks.together("binding the sampling loop's plans"):
+        command = f"jitspark warm --geometry {served.backbone.name} --tp {ranks.size} --target {target}"
+        kernels = load_kernels(every, options.settings_for(config), command)
+        arena = torch.zeros(max(plan.workspace_bytes for plan in every), dtype=torch.uint8, device=device)
+        numbers = {FIRST_TOKEN: model.lm_head.shard_indices.org_vocab_start_index, **peers.numbers}
+        made, memories = {}, {}
+        for requests, plan in plans.items():
+            # one for each plan, as the words of its launches are told apart by their number
+            memories[requests] = torch.zeros(tiling.exchange_words(num_steps), dtype=torch.int64, device=device)
+            tensors = _weights(model) | {"exchange": memories[requests]}
+            symmetric = peers.of(plan) if ranks.size > 1 else None
+            made[requests] = Executor(plan, kernels, tensors, device, numbers=numbers, arena=arena, symmetric=symmetric)
     return made, SamplingWatch(plans, peers, memories)
 
 

@@ -4,6 +4,7 @@ Done first, so that what is missing ends a start in seconds. All ranks do it tog
 end with the reason of the one that has not, or all of them run stock.
 """
 
+import contextlib
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -67,7 +68,8 @@ def on_all_ranks(work: Callable[[Tell], Prepared], ranks: RankGroup, on_error: s
     except JitsparkError as problem:
         error = problem
     except BaseException as problem:
-        patient.failures(STEP, "", f"{type(problem).__name__}: {problem}", listening)
+        with contextlib.suppress(RankError):  # this rank's own error says more
+            patient.failures(STEP, "", f"{type(problem).__name__}: {problem}", listening)
         raise
     failed = patient.failures(
         STEP, "" if made is None else made.digest, None if error is None else str(error), listening

@@ -1,7 +1,8 @@
 """The ranks of a TP group at work together: a part is done by all of them, or ends on all with the reason. Torch only.
 
 Owns waiting in bounded time. A rank that fails says so before it leaves, one that dies closes its connections, and one
-that says nothing is waited for `patience` seconds: the others then end with a RankError that names it. Words travel
+that says nothing is waited for `patience` seconds: the others then end with a RankError that names it. Parts do not
+nest: a failure would be told again where nobody hears it, since the others have left. Words travel
 between CPUs (gloo), one message to each other rank, so that everybody knows who is silent; tensors travel on the
 device's own group. Nothing is pickled.
 """
@@ -11,6 +12,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -24,6 +26,7 @@ from jitspark.errors import JitsparkError, RankError
 WORD_BYTES = 2048
 PATIENCE = 120.0
 _ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name from torch 2.13 on
+_PART: ContextVar[str] = ContextVar("_PART", default="")  # the one that this rank is in
 _TAG = 7301  # of words, so that no other message between the same ranks is taken for one
 
 
@@ -59,8 +62,10 @@ class RankGroup:
         Whatever ends it on one rank is told to the others, where it is a RankError with that rank's reason. So are
         another rank's `step` or `digest` (of what must be equal on all), its death, and its silence.
         """
+        _require_no_part(step)
         try:
-            yield
+            with _within(step):
+                yield
         except RankError:
             raise  # the others have left already
         except BaseException as error:
@@ -72,8 +77,10 @@ class RankGroup:
     @contextlib.contextmanager
     def telling(self, step: str) -> Iterator[None]:
         """Work of this rank between two parts: its failure is told where the others wait for the next part."""
+        _require_no_part(step)
         try:
-            yield
+            with _within(step):
+                yield
         except RankError:
             raise
         except BaseException as error:
@@ -93,6 +100,7 @@ class RankGroup:
         A rank with another step or digest than rank 0's is among them. Raises RankError for silence: nobody knows then
         what the others do.
         """
+        _require_no_part(step)
         words = self._words(step, digest, failure, listening)
         failed = {rank: word["failure"] for rank, word in enumerate(words) if word["failure"] is not None}
         first = (words[0]["step"], words[0]["digest"])
@@ -222,6 +230,19 @@ class Listening:
             self._silent[rank] = _first_line(error)
         else:
             self._words[rank] = _decoded(buffer)
+
+
+def _require_no_part(step: str) -> None:
+    assert not _PART.get(), f"{step} within {_PART.get()}"
+
+
+@contextlib.contextmanager
+def _within(step: str) -> Iterator[None]:
+    before = _PART.set(step)
+    try:
+        yield
+    finally:
+        _PART.reset(before)
 
 
 def _refuse_failures(step: str, words: Sequence[dict[str, Any]]) -> None:

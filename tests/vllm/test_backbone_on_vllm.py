@@ -358,6 +358,17 @@ class TestTheState:
         state.prepare_attn(batch, full)
         assert "the first step ran a plan" in caplog.text
 
+    def test_ranks_are_told_which_rows_have_graphs(self, state, monkeypatch):
+        from jitspark.models import decode_state
+
+        told = []
+        monkeypatch.setattr(decode_state, "attempt", lambda *given: told.append(given[2:]) or True)
+        state.capture_inner_cudagraphs(None, None, None, None)
+        state.decode._captured.update({16, 8})
+        state.capture_inner_cudagraphs(None, None, None, None)
+
+        assert told == [("capturing graphs", f"graphs of {rows} rows") for rows in ("no", "8, 16")]
+
     @pytest.mark.usefixtures("stock_attention")
     def test_a_replayed_step_tells_what_the_draft_waited_for_in_vain(self, state):
         from jitspark.errors import RankError

@@ -61,6 +61,12 @@ def test_that_nothing_can_be_mapped_is_said_once(ranks):
         assert "rank 0 cannot map the others' memory" in each["warned"][0]
 
 
+def test_a_capture_that_one_rank_does_not_take_for_a_step_ends_both_before_they_exchange(ranks):
+    for each in ranks:
+        assert "'run by a plan' on rank 0, 'run by vLLM' on rank 1" in each["unlike"]
+        assert "a decode step of 16 rows" in each["unlike"]
+
+
 def test_what_fails_on_one_rank_ends_both_or_leaves_both_to_stock(ranks):
     first, second = (each["left"] for each in ranks)
     assert second["raised"].startswith("BindingError: ") and "kv_cache" in second["raised"]

@@ -119,6 +119,18 @@ def test_a_soft_cap_that_bounds_nothing_is_refused(markov, model, soft_cap):
         markov.build_markov_sampler(model, draft_logits=cache(), **FINE)
 
 
+def test_the_samplers_own_parts_come_after_that_in_which_it_is_refused(markov, model, monkeypatch):
+    made = markov._reference_loop
+
+    def in_a_part(model, ranks):
+        with ranks.together("of the sampler"):
+            return made(model, ranks)
+
+    monkeypatch.setattr(markov, "_reference_loop", in_a_part)
+
+    markov.build_markov_sampler(model, draft_logits=cache(), **FINE)
+
+
 def test_a_head_for_gathered_candidates_is_refused(markov):
     with pytest.raises(ValueError, match="dspark_draft_topk is set"):
         markov.VocabParallelMarkovHead(VOCAB, VOCAB, RANK, prefix="", retain_weight_for_gather=True)
