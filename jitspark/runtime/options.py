@@ -118,14 +118,19 @@ def _choice(*choices: str) -> Callable[[str, Any], str]:
     return read
 
 
+def _is_text(value: Any) -> bool:
+    """No path holds a NUL, and no variable of the environment."""
+    return isinstance(value, str) and bool(value) and "\0" not in value
+
+
 def _text(key: str, value: Any) -> str:
-    if not isinstance(value, str) or not value:
+    if not _is_text(value):
         raise _usage(key, value, "a text that is not empty")
-    return value
+    return str(value)
 
 
 def _texts(key: str, value: Any) -> tuple[str, ...]:
-    if not isinstance(value, (list, tuple)) or not all(isinstance(item, str) and item for item in value):
+    if not isinstance(value, (list, tuple)) or not all(map(_is_text, value)):
         raise _usage(key, value, "a list of texts")
     return tuple(value)
 

@@ -121,6 +121,8 @@ def test_every_unknown_key_is_named():
         ({"cache_dir": 3}, "cache_dir"),
         ({"cache_path": "/a:/b"}, "cache_path"),
         ({"cache_path": ["/a", ""]}, "cache_path"),
+        ({"cache_path": ["/a", "/b\0"]}, "cache_path"),
+        ({"cache_dir": "/a\0b"}, "cache_dir"),
         ({"lock_dir": None}, "lock_dir"),
     ],
     ids=str,
