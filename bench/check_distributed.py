@@ -161,7 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
-        prog="check-distributed", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+        prog="python -m bench.check_distributed", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     made.add_argument("--cache", type=Path, required=True, metavar="DIR")
     made.add_argument("--make", action="store_true", help="compile into the cache, and check nothing")

@@ -219,7 +219,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="check-exchanges", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.check_exchanges", description=__doc__)
     packed_cache.add_arguments(parser)
     parser.add_argument("--world", type=int, nargs="+", default=[2, 8], help="ranks (default: 2 8)")
     parser.add_argument("--replays", type=int, default=2500, help="replays of graphs of four exchanges (default: 2500)")

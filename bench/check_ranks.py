@@ -196,7 +196,7 @@ def _rank(options: argparse.Namespace) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(prog="check-ranks", description=__doc__)
+    made = argparse.ArgumentParser(prog="python -m bench.check_ranks", description=__doc__)
     packed_cache.add_arguments(made)
     made.add_argument("--world", type=int, default=2, help="ranks (default: 2)")
     made.add_argument("--rank", type=int)

@@ -41,7 +41,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="collectives-pack", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.collectives_pack", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, metavar="FILE.tar")
     parser.add_argument("--world", type=int, nargs="+", default=[2], help="ranks (default: 2)")
     parser.add_argument("--target", choices=TARGETS, default="sm_90a")

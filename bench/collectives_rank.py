@@ -244,7 +244,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(prog="collectives-rank", description=__doc__)
+    made = argparse.ArgumentParser(prog="python -m bench.collectives_rank", description=__doc__)
     packed_cache.add_arguments(made)
     made.add_argument("--m", type=int, nargs="+", default=[8, 16, 32, 64], help="rows (default: 8 16 32 64)")
     made.add_argument("--world", type=int, default=2, help="ranks (default: 2)")

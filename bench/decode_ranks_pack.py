@@ -89,7 +89,7 @@ def build_entries(served: Deployment, plans: Sequence[Plan], target: str, settin
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="decode-ranks-pack", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.decode_ranks_pack", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, metavar="FILE.tar[.xz]")
     parser.add_argument("--target", choices=TARGETS, default="sm_90a")
     parser.add_argument("--geometry", default="muse_spark_open")

@@ -111,7 +111,7 @@ def _entries(found: Sequence[Made], target: str) -> list[Entry]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="bench.draft_pack", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.draft_pack", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, metavar="FILE.tar[.xz]")
     parser.add_argument("--target", choices=TARGETS, default="sm_90a")
     parser.add_argument("--geometry", default="muse_spark_open")

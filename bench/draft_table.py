@@ -62,7 +62,7 @@ def _launches(run: Mapping[str, Any]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="bench.draft_table", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.draft_table", description=__doc__)
     parser.add_argument("result", type=Path)
     parser.add_argument("--into", type=Path, metavar="FILE.md", help="replace what stands between the markers there")
     options = parser.parse_args(arguments)

@@ -160,7 +160,7 @@ def _outcome(ranks: Sequence[Any], options: argparse.Namespace) -> tuple[list[di
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="bench.expert_recut", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.expert_recut", description=__doc__)
     parser.add_argument("--experts", type=int, default=32, help="of a layer (default: 32)")
     parser.add_argument("--hidden", type=int, default=4096, help="columns of an expert (default: 4096)")
     parser.add_argument("--width", type=int, default=4096, help="outputs of an expert's FC1 (default: 4096)")

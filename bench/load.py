@@ -54,7 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description="Milliseconds and memory that loading 64 kernels takes.")
+    parser = argparse.ArgumentParser(
+        prog="bin/bench-load", description="Milliseconds and memory that loading 64 kernels takes."
+    )
     parser.add_argument("--python", required=True, help="the interpreter of an environment with apache-tvm-ffi alone")
     parser.add_argument("--quack", help="the interpreter of an environment with quack-kernels, to measure beside")
     parser.add_argument("--runs", type=int, default=25, help="processes of each kind")

@@ -163,7 +163,7 @@ def stock_loop(num_requests: int, generator: torch.Generator, sampler: Callable[
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="bench.markov", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.markov", description=__doc__)
     packed_cache.add_arguments(parser)
     parser.add_argument("--tp", type=int, nargs="+", default=[8, 16, 4])
     parser.add_argument("--requests", type=int, nargs="+", default=[1, 2, 4, 8])

@@ -233,7 +233,7 @@ def _many_launches(scene: Scene, capped: Any, launches: int) -> dict[str, Any]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="bench.markov_check", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.markov_check", description=__doc__)
     packed_cache.add_arguments(parser)
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--launches", type=int, default=40000, help="more than two turns of the epochs")

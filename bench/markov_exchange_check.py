@@ -124,7 +124,7 @@ def _stuck(*scenes: Scene) -> bool:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="bench.markov_exchange_check", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.markov_exchange_check", description=__doc__)
     packed_cache.add_arguments(parser)
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--devices", type=int, choices=(1, 2), default=1, help="GPUs that the two ranks are on")

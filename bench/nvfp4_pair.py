@@ -32,7 +32,7 @@ UNQUANTIZED = ("*self_attn*", "*vision*", "*audio*", "*mlp.gate*", "*embed_token
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="bench.nvfp4_pair", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+        prog="python -m bench.nvfp4_pair", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("pair", type=Path)
     parser.add_argument("out", type=Path)

@@ -207,7 +207,7 @@ def _ended(process: subprocess.Popen[str]) -> int | None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="bench.rank_silence", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.rank_silence", description=__doc__)
     packed_cache.add_arguments(parser)
     parser.add_argument(
         "--step", choices=("ranks", "sampling"), default="ranks", help="decode steps, or the draft's loop"

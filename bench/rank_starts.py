@@ -135,7 +135,7 @@ def _about(options: argparse.Namespace, ranks: int) -> dict[str, Any]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m bench.rank_starts", description=__doc__.partition("\n")[0])
     parser.add_argument("--python", required=True, help="an interpreter with apache-tvm-ffi alone, for the warm start")
     parser.add_argument("--geometry", default="muse_spark_open")
     parser.add_argument("--tp", type=int, default=8)

@@ -93,12 +93,6 @@ def wire_simulated(world: World, every: Sequence[Values]) -> None:
             values[table].copy_(addresses)
 
 
-def wire_local(world: World, values: Values) -> None:
-    """Every peer is this rank itself."""
-    for table, inbox in world.tables.items():
-        values[table].fill_(values[inbox].data_ptr())
-
-
 def launcher(kernel: Callable[..., Any], values: Values) -> Callable[[], None]:
     arguments = list(values.values())
 

@@ -41,7 +41,7 @@ def main() -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m bench.shipping", description=__doc__.partition("\n")[0])
     parser.add_argument("--tp", default="8")
     parser.add_argument("--target", default="sm_90a,sm_100a,sm_103a")
     parser.add_argument("--folder", help="a folder on the disk to measure")

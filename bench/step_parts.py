@@ -16,7 +16,6 @@ from kernel_specs.paged_gqa_verify_attention.spec import num_splits
 from kernel_specs.router_pooler_gemm import spec as router_pooler_gemm
 from kernel_specs.skinny_gemm_bf16.spec import projections
 
-CONTEXTS = (32768, 131072)
 WINDOW_CONTEXT = 32768
 DISTINCT = {8: (24, 40, 57), 16: (102,), 32: (163,), 64: (222,)}  # of 256 experts; uniform routing has the last one
 

@@ -142,7 +142,7 @@ def _logits(options: argparse.Namespace) -> dict[str, Any]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="bench.vllm_pair", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+        prog="bin/check-vllm", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--pair", type=Path, required=True, metavar="DIR")
     parser.add_argument("--geometry", default="tiny")

@@ -83,6 +83,34 @@ def test_every_program_that_a_page_names_exists():
         assert list(ROOT.glob(script + "*")), script
 
 
+def options_of(module):
+    """Of a program of bench, and of the modules that add to its parser."""
+    path = ROOT / f"bench/{module}.py"
+    source = path.read_text(encoding="utf-8") if path.is_file() else ""
+    others = re.findall(r"(\w+)\.(?:add_arguments|parser)\(", source)
+    return set(re.findall(r"\"(--[a-z-]+)\"", source)).union(*(options_of(other) for other in others))
+
+
+def test_every_option_of_a_measurement_in_a_command_exists():
+    text = "\n".join(page.read_text(encoding="utf-8") for page in [*PAGES, *NOTES])
+    scripts = {
+        path.name: found[1]
+        for path in (ROOT / "bin").iterdir()
+        if path.is_file() and (found := re.search(r"exec .*-m bench\.(\w+)", path.read_text(encoding="utf-8")))
+    }
+    commands = [(module, rest) for module, rest in re.findall(r"python -m bench\.(\w+)([^\n`#]*)", text)]
+    commands += [(scripts[name], rest) for name, rest in re.findall(r"bin/([\w-]+)([^\n`#]*)", text) if name in scripts]
+    unknown = [
+        (module, option)
+        for module, rest in commands
+        for option in re.findall(r"(?<![\w-])--[a-z][a-z-]*", rest)
+        if option not in options_of(module) | {"--help", "--no-quack"}
+    ]
+
+    assert len(commands) > 30
+    assert unknown == []
+
+
 def test_every_program_of_bench_is_named_or_imported_somewhere():
     programs = {path.stem for path in (ROOT / "bench").glob("*.py")}
     files = [*PAGES, *NOTES, *ROOT.glob("bin/*"), *ROOT.glob("bench/*.py"), *ROOT.glob("tests/**/*.py")]
