@@ -2,7 +2,7 @@
 
     python -m bench.nvfp4_pair PAIR OUT
 
-PAIR has `target` and `draft`, a tiny pair whose experts are BF16; OUT gets the same with the experts of all layers but the
+PAIR has `target` and `draft`, of `tiny` with BF16 experts; OUT gets the same with the experts of all layers but the
 first and the last quantized, as Muse Spark Open's checkpoint has them, and the names and the quantization config that
 vLLM reads (ModelOpt's, weights and activations). The geometry is bench/tiny_nvfp4.toml. Input scales differ by expert,
 as in a calibrated checkpoint; nothing is calibrated here: what they let through is set below.
