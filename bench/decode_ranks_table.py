@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.table import replace_section
+from bench.table import publish
 
 BEGIN, END = "<!-- steps of groups: begin -->", "<!-- steps of groups: end -->"
 HEAD = ("experts", "M", "context", "distinct", "floor", "ours", "over the floor", "exchanges alone", "share",
@@ -82,12 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--into", type=Path, metavar="FILE.md", help="replace what stands between the markers there")
     options = parser.parse_args(arguments)
     section = "\n\n".join(markdown(json.loads(each.read_text()), each.name) for each in options.results)
-    if options.into is None:
-        print(section)
-        return 0
-    text = options.into.read_text()
-    made = replace_section(text, section, (BEGIN, END), program="decode-ranks-table", where=options.into)
-    options.into.write_text(made)
+    publish(section, options.into, (BEGIN, END), "decode-ranks-table")
     return 0
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.table import replace_section
+from bench.table import publish
 
 BEGIN, END = "<!-- steps: begin -->", "<!-- steps: end -->"
 
@@ -98,12 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         known = [point for result in found[:index] for point in result["points"]]
         blocks.append(more(found[index], path.name, known))
     section = "\n\n".join(blocks)
-    if options.into is None:
-        print(section)
-        return 0
-    text = options.into.read_text()
-    made = replace_section(text, section, (BEGIN, END), program="decode-table", where=options.into)
-    options.into.write_text(made)
+    publish(section, options.into, (BEGIN, END), "decode-table")
     return 0
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.table import replace_section
+from bench.table import publish
 
 BEGIN, END = "<!-- draft: begin -->", "<!-- draft: end -->"
 PARTS = (
@@ -67,12 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--into", type=Path, metavar="FILE.md", help="replace what stands between the markers there")
     options = parser.parse_args(arguments)
     text = "\n".join(lines(json.loads(options.result.read_text()), options.result.name))
-    if options.into is None:
-        print(text)
-        return 0
-    page = options.into.read_text()
-    made = replace_section(page, text, (BEGIN, END), program="draft-table", where=options.into)
-    options.into.write_text(made)
+    publish(text, options.into, (BEGIN, END), "draft-table")
     return 0
 
 

@@ -222,6 +222,14 @@ def replace_section(
     return f"{before}{begin}\n\n{section}\n\n{end}{after}"
 
 
+def publish(section: str, into: Path | None, markers: tuple[str, str], program: str) -> None:
+    """Print the section, or put it between a document's markers."""
+    if into is None:
+        print(section)
+    else:
+        into.write_text(replace_section(into.read_text(), section, markers, program=program, where=into))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.table", description=__doc__)
     parser.add_argument("result", type=Path, nargs="+")
@@ -232,10 +240,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     results = [json.loads(path.read_text()) for path in options.result]
     added = [without(result, results[:i]) for i, result in enumerate(results)]
     section = "\n\n".join(markdown(made, path.name) for made, path in zip(added, options.result, strict=True))
-    if options.into is None:
-        print(section)
-    else:
-        options.into.write_text(replace_section(options.into.read_text(), section))
+    publish(section, options.into, (BEGIN, END), "table")
     return 0
 
 
