@@ -5,6 +5,7 @@ from pathlib import Path
 
 from cache_tools.contents import Runtime
 from cache_tools.pack import Form, Packed, pack
+from cache_tools.plan_files import served_by
 from cache_tools.signing import Trust
 from cache_tools.sources import Source, read_source
 from jitspark.errors import PackError
@@ -12,14 +13,15 @@ from jitspark.settings import Settings
 
 
 def merge(path: Path, sources: Sequence[Path], trust: Trust, form: Form, settings: Settings) -> Packed:
-    """Write `path` with every entry and plan of `sources`, and the runtime library where one of them carries it.
+    """Write `path` with every entry of `sources`, the plans that these serve, and a runtime library if one carries it.
 
     Raises PackError for a source that is bad or not covered by `trust`, and when two of them hold different bytes
     for one key and toolchain, or one plan, or different runtime libraries.
     """
     read = [read_source(source, trust, settings) for source in sources]
     entries = [entry for source in read for entry in source.entries]
-    return pack(path, entries, _runtime(read), form, [plan for source in read for plan in source.plans])
+    plans = served_by((plan for source in read for plan in source.plans), {entry.key for entry in entries})
+    return pack(path, entries, _runtime(read), form, plans)
 
 
 def _runtime(sources: Sequence[Source]) -> Runtime | None:

@@ -208,6 +208,17 @@ def test_a_merge_is_the_pack_of_the_union(tmp_path, settings):
     assert len(read_source(tmp_path / "m.tar.zst", ANY, settings).plans) == 2
 
 
+def test_a_merge_leaves_out_plans_whose_entries_are_gone(tmp_path, cache, settings, layer):
+    found = everything(settings)
+    store_plan(cache.root, replace(found.plans[0].plan, target="sm_100a", launches=()))
+    packed(tmp_path / "whole.tar.zst", settings)
+
+    merge(tmp_path / "m.tar.zst", [cache.root], ANY, Form(), settings)
+
+    assert (tmp_path / "m.tar.zst").read_bytes() == (tmp_path / "whole.tar.zst").read_bytes()
+    assert unpack(tmp_path / "m.tar.zst", layer) == (3, 0)
+
+
 def test_two_plans_of_one_name_are_refused(tmp_path, settings):
     found = everything(settings)
     forged = replace(found.plans[0], content=found.plans[1].content)
