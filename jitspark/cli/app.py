@@ -67,7 +67,7 @@ def warm(
 @app.command()
 def plan(
     tp: Annotated[int, typer.Option("--tp", metavar="N", help="The deployment's TP size.")],
-    rows: Annotated[int, typer.Option("--m", metavar="ROWS", help="The rows of the step.")] = 8,
+    rows: Annotated[int | None, typer.Option("--m", metavar="ROWS", help="The rows; without it one request's.")] = None,
     stage: Annotated[str, typer.Option(help="decode, logits, draft, draft_context or markov.")] = "decode",
     target: Annotated[str, typer.Option(help="The GPU target; without it this machine's, else sm_100a.")] = "",
     *,

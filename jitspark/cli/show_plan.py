@@ -30,8 +30,8 @@ class View:
     drawing: Path | None = None
 
 
-def show_plan(served: Served, stage: str, rows: int, settings: Settings, view: View) -> None:
-    """Print the plan for `rows` rows; it is taken from the cache if it is there, and stored nowhere.
+def show_plan(served: Served, stage: str, rows: int | None, settings: Settings, view: View) -> None:
+    """Print the plan for `rows` rows, or for one request; it is the cache's if it is there, and stored nowhere.
 
     Raises UsageError for a stage or rows that no plan serves, and what making a plan does.
     """
@@ -56,15 +56,16 @@ def _stored(served: Served, request: PlanRequest, settings: Settings) -> Plan | 
     return there.get(request) if there.has(request) else None
 
 
-def requested(served: Served, stage: str, rows: int) -> PlanRequest:
-    """The request for a stage's plan. Raises UsageError for one that is not served."""
+def requested(served: Served, stage: str, rows: int | None) -> PlanRequest:
+    """What to ask for a stage's plan by; None: the rows of one request. Raises UsageError for one that is not served."""
     every = [each for each in served.requests() if each.stage.value == stage]
     if not every:
         raise _usage("--stage", stage, f"one of {', '.join(Stage)}")
-    found = next((each for each in every if each.rows == rows), None)
+    served_rows = sorted({each.rows for each in every})
+    wanted = every[0].rows_of_one if rows is None else rows
+    found = next((each for each in every if each.rows == wanted), None)
     if found is None:
-        served_rows = sorted({each.rows for each in every})
-        raise _usage("--m", f"{rows} rows", f"one of {', '.join(map(str, served_rows))} for a {stage} plan")
+        raise _usage("--m", f"{wanted} rows", f"one of {', '.join(map(str, served_rows))} for a {stage} plan")
     return found
 
 

@@ -100,10 +100,10 @@ class PlanRequest:
         """Whether `plan` is for what is asked: a file may have been renamed."""
         asked = (self.stage, self.geometry.name, self.tp, self.rows, self.target, dict(self.providers))
         found = (plan.stage, plan.geometry, plan.tp, plan.rows, plan.target, dict(plan.providers))
-        return asked == found and (self._rows_of_one, host_name()) == (plan.query_length, plan.host)
+        return asked == found and (self.rows_of_one, host_name()) == (plan.query_length, plan.host)
 
     @property
-    def _rows_of_one(self) -> int:
+    def rows_of_one(self) -> int:
         """Rows of one request, in this stage."""
         drafted = self.stage in (Stage.DRAFT, Stage.MARKOV)
         return self.geometry.num_speculative_tokens if drafted else self.geometry.query_length

@@ -132,6 +132,16 @@ def test_every_stage_can_be_shown(stage):
     assert f"{stage} plan of tiny at TP 1, {rows} rows" in result.stdout
 
 
+@pytest.mark.parametrize(
+    ("stage", "rows"), [("decode", 8), ("logits", 8), ("draft", 7), ("draft_context", 8), ("markov", 7)]
+)
+def test_without_rows_a_stage_is_shown_for_one_request(stage, rows):
+    result = run("--tp", "1", "--geometry", "tiny", "--stage", stage)
+
+    assert result.exit_code == 0, result.exception
+    assert f"{stage} plan of tiny at TP 1, {rows} rows" in result.stdout
+
+
 def test_a_stored_plan_is_shown_and_nothing_is_stored(cache):
     run("--tp", "1", "--geometry", "tiny")
     assert not cache.exists()
