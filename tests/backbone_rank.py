@@ -60,7 +60,7 @@ def main(rank, meeting, config_of, replace_platform):
         "experts": experts,
         "unlike": unlike_step(decode, transformers, served, rank),
         "left": left_to_stock(model, decode, config, rank),
-        "warned": [text for text in said if "torch.distributed" in text],
+        "warned": [text for text in said if text.startswith("The ranks exchange over torch.distributed")],
     }
     sys.stdout.write(json.dumps(found))
 
@@ -145,7 +145,9 @@ def left_to_stock(model, decode, config, rank):
     if rank == 0:
         model.model.aux_hidden_state_layers = (1, 2)
     found["decode"] = model.bind_decode(config, torch.device("cpu"))
-    found["given_up"] = model.expert_shares.given_up
+    found["given_up"], model.expert_shares.given_up = model.expert_shares.given_up, False
+    config.additional_config["jitspark"]["exchanges"] = "symmetric_memory"
+    found["mapped"] = model.bind_decode(config, torch.device("cpu"))
     return found
 
 

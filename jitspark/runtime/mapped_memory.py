@@ -13,10 +13,11 @@ import torch.distributed as dist
 
 from jitspark.errors import DeviceMemoryError, RankError
 from jitspark.peer_memory import peer_addresses, shareable, unmappable
-from jitspark.runtime.device_memory import GIB, REMEDY
+from jitspark.runtime.device_memory import REMEDY
 from jitspark.runtime.ranks import RankGroup
 
 T = TypeVar("T")
+MIB = 1 << 20
 STEP = "memory for exchanges"
 # For what ranks that have all just come to it do in milliseconds. Torch takes nothing else meanwhile, not even the word
 # of a rank that failed: so whoever waits here in vain must be back before that rank's own patience ends.
@@ -97,7 +98,7 @@ def _outcome(work: Callable[[], T], num_bytes: int, device: torch.device) -> tup
             raise DeviceMemoryError(
                 where=f"{STEP} on {device}",
                 found=reason,
-                needed=f"{num_bytes / GIB:.1f} GiB on every rank",
+                needed=f"{num_bytes / MIB:.1f} MiB on every rank",
                 remedy=REMEDY,
             ) from problem
         if _waited_in_vain(problem):

@@ -18,6 +18,8 @@ from vllm.model_executor.models.utils import maybe_prefix
 from jitspark.errors import UsageError
 from jitspark.geometry import MAX_REQUESTS
 from jitspark.plans.bound_plan import BoundPlan
+from jitspark.runtime import options
+from jitspark.runtime.fallback import attempted
 from jitspark.runtime.markov_launches import SamplingWatch, bound_plans
 from jitspark.runtime.markov_reference import ReferenceLoop
 from jitspark.runtime.ranks import RankGroup
@@ -94,7 +96,7 @@ class MarkovSampler:
         self._loops: Mapping[int, Callable[..., None]] = {}
         self._watch: SamplingWatch | None = None  # by number of requests, as the loops
         if model.lm_head.weight.device.type == "cuda":
-            plans, self._watch = bound_plans(model, num_steps, max_requests, ranks)
+            plans, self._watch = _bound_or_given_up(model, num_steps, max_requests, ranks)
             self._loops = {requests: _run_of(plan) for requests, plan in plans.items()}
         else:
             self._loops = dict.fromkeys(range(1, max_requests + 1), _reference_loop(model, ranks).run)
@@ -116,7 +118,7 @@ class MarkovSampler:
     ) -> bool:
         """Fill draft_tokens[:num_reqs] int64 and the rows of draft_logits that live requests own.
 
-        False, with nothing done, where vLLM's own loop must run: without memory that all ranks map.
+        False, with nothing done, where vLLM's own loop must run: without memory that all ranks map, or given up.
 
         head_hidden: [rows, hidden]; row sample_indices[r * num_steps + j] is what request r's step j is sampled from.
         sample_idx_mapping, sample_pos: int64, per such sample: the request's state (-1: none, its logits are not
@@ -145,6 +147,20 @@ class MarkovSampler:
             if self._watch is not None:
                 self._watch.note(requests)
         return True
+
+
+def _bound_or_given_up(
+    model: Any, num_steps: int, max_requests: int, ranks: RankGroup
+) -> tuple[Mapping[int, BoundPlan], SamplingWatch | None]:
+    """The loop's plans, bound; none, on all ranks, where one of them cannot and `on_error` says "stock"."""
+    made = attempted(
+        lambda: bound_plans(model, num_steps, max_requests, ranks),
+        ranks,
+        "the draft's sampling loop",
+        "sampling loop",
+        may_give_up=options.from_vllm_config(model.model.vllm_config).on_error == options.STOCK,
+    )
+    return ({}, None) if made is None else made
 
 
 def _run_of(plan: BoundPlan) -> Callable[..., None]:

@@ -13,7 +13,7 @@ from itertools import accumulate
 
 import torch
 
-from jitspark.errors import GeometryError, RankError
+from jitspark.errors import GeometryError, RankError, UsageError
 from jitspark.notice import say_once
 from jitspark.plans.binding import SymmetricMemory
 from jitspark.plans.format import to_bytes
@@ -70,8 +70,9 @@ def exchange_memory(
 
     tp_sizes: those that the geometry allows. exchanges: the option of that name; "auto" warns once, on all ranks, where
     one cannot map, and takes torch.distributed; any other failure of a rank ends all of them. Raises GeometryError for
-    a world of another size; DeviceMemoryError, or torch's own error, on a rank without memory; and RankError, on all
-    ranks, for unequal plans and for GPUs that cannot map each other's memory and are told to; with another's reason.
+    a world of another size; DeviceMemoryError, or torch's own error, on a rank without memory; and on all ranks
+    UsageError for GPUs that cannot map each other's memory and are told to, RankError for unequal plans and with
+    another rank's reason.
     """
     device = torch.empty(0, device=device).device
     digests = [digest_of(plan) for plan in plans]
@@ -157,8 +158,8 @@ def _unless_barred(found: Mapped | Barred, group: RankGroup, exchanges: str) -> 
             f"{found.rank} cannot map the others' memory: {found.reason}"
         )
         return None
-    raise RankError(
-        where=f"rank {group.rank} of {group.size}, {STEP}",
+    raise UsageError(  # no rank has failed: where stock may run instead, it does
+        where=f"rank {group.rank} of {group.size}, {STEP} (exchanges {exchanges})",
         found=f"on rank {found.rank}: {found.reason}",
         needed="GPUs that map each other's memory, over NVLink or PCIe",
         remedy='Use such GPUs, leave the exchanges to torch.distributed (exchanges "auto"), or run vLLM\'s own decode.',

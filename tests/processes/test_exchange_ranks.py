@@ -33,7 +33,7 @@ def test_ranks_with_other_plans_are_refused_on_all_of_them(tmp_path):
 def test_a_peer_that_cannot_be_mapped_ends_all_ranks_with_its_reason(tmp_path):
     found = run_ranks("unmappable", tmp_path, 2)
 
-    assert [kind for kind, _ in found] == ["RankError", "RankError"]
+    assert [kind for kind, _ in found] == ["UsageError", "UsageError"]
     assert all("no way to rank 0" in text for _, text in found)
 
 

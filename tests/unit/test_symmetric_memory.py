@@ -7,7 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from jitspark.errors import DeviceMemoryError, GeometryError, RankError  # noqa: E402
+from jitspark.errors import DeviceMemoryError, GeometryError, RankError, UsageError  # noqa: E402
 from jitspark.geometry import deployment  # noqa: E402
 from jitspark.peer_memory import peer_addresses  # noqa: E402
 from jitspark.plans.backbone import decode_plan  # noqa: E402
@@ -118,7 +118,7 @@ def test_peers_that_cannot_be_mapped_are_one_error_with_torchs_reason():
     def refuse(*_):
         raise RuntimeError("no peer access between 0 and 1\nC++ frames")
 
-    with pytest.raises(RankError) as raised:
+    with pytest.raises(UsageError) as raised:
         made(addresses=refuse)
 
     assert raised.value.found == "on rank 1: no peer access between 0 and 1"

@@ -73,4 +73,4 @@ def test_what_fails_on_one_rank_ends_both_or_leaves_both_to_stock(ranks):
     assert first["raised"].startswith("RankError: binding the KV caches: found rank 1 failed: ")
     assert "kv_cache" in first["raised"]
     for each in (first, second):
-        assert (each["bound"], each["decode"], each["given_up"]) == (False, None, True)
+        assert (each["mapped"], each["bound"], each["decode"], each["given_up"]) == (None, False, None, True)

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 from interpreted_draws import DRAWS, interpreted  # noqa: E402
 from markov_draws import STEPS, inputs  # noqa: E402
 
-from jitspark.errors import UsageError  # noqa: E402
+from jitspark.errors import TargetError, UsageError  # noqa: E402
 
 VOCAB, RANK, HIDDEN, MAX_REQS = 256, 32, 64, 20
 FINE = {
@@ -129,6 +129,29 @@ def test_the_samplers_own_parts_come_after_that_in_which_it_is_refused(markov, m
     monkeypatch.setattr(markov, "_reference_loop", in_a_part)
 
     markov.build_markov_sampler(model, draft_logits=cache(), **FINE)
+
+
+@pytest.mark.parametrize("on_error", ["raise", "stock"])
+def test_plans_that_cannot_be_bound_leave_the_loop_to_vllm_where_that_is_chosen(markov, monkeypatch, caplog, on_error):
+    from jitspark.runtime.ranks import RankGroup
+
+    def refuse(*_):
+        raise TargetError(where="this GPU", found="4 multiprocessors", needed="144", remedy="Use another.")
+
+    monkeypatch.setattr(markov, "bound_plans", refuse)
+    config = SimpleNamespace(additional_config={"jitspark": {"on_error": on_error}})
+    weight = SimpleNamespace(dtype=torch.bfloat16, device=SimpleNamespace(type="cuda"))
+    on_gpu = SimpleNamespace(lm_head=SimpleNamespace(weight=weight), model=SimpleNamespace(vllm_config=config))
+
+    if on_error == "raise":
+        with pytest.raises(TargetError):
+            markov.MarkovSampler(on_gpu, STEPS, 8, RankGroup(0, 1))
+        return
+    sampler = markov.MarkovSampler(on_gpu, STEPS, 8, RankGroup(0, 1))
+
+    names = ("sample_indices", "sample_idx_mapping", "sample_pos", "input_ids", "anchor_idx", "seeds", "temperature")
+    assert sampler.sample(1, None, **dict.fromkeys((*names, "draft_tokens", "draft_logits"))) is False
+    assert "runs vLLM's own sampling loop (on_error): rank 0: this GPU: found 4 multiprocessors" in caplog.text
 
 
 def test_a_head_for_gathered_candidates_is_refused(markov):
