@@ -57,7 +57,7 @@ def _stored(served: Served, request: PlanRequest, settings: Settings) -> Plan | 
 
 
 def requested(served: Served, stage: str, rows: int | None) -> PlanRequest:
-    """What to ask for a stage's plan by; None: the rows of one request. Raises UsageError for one that is not served."""
+    """What to ask for a stage's plan by; None: rows of one request. Raises UsageError for one that is not served."""
     every = [each for each in served.requests() if each.stage.value == stage]
     if not every:
         raise _usage("--stage", stage, f"one of {', '.join(Stage)}")
