@@ -62,6 +62,7 @@ def main(rank, meeting, config_of, replace_platform):
         "left": left_to_stock(model, decode, config, rank),
         "warned": [text for text in said if text.startswith("The ranks exchange over torch.distributed")],
     }
+    found["refused"] = refused_on_one(config, rank)
     sys.stdout.write(json.dumps(found))
 
 
@@ -149,6 +150,25 @@ def left_to_stock(model, decode, config, rank):
     config.additional_config["jitspark"]["exchanges"] = "symmetric_memory"
     found["mapped"] = model.bind_decode(config, torch.device("cpu"))
     return found
+
+
+def refused_on_one(config, rank):
+    """What each rank makes of a deployment whose support check refuses it on rank 1, for another GPU."""
+    from vllm.platforms import current_platform
+
+    from jitspark.errors import JitsparkError
+    from jitspark.models.worker import prepare_backbone
+    from jitspark.runtime import decode_backend
+
+    config.additional_config["jitspark"]["on_error"] = "raise"
+    if rank == 1:
+        type(current_platform).is_device_capability = classmethod(lambda *_, **__: False)
+    try:
+        prepare_backbone(config)
+    except (JitsparkError, ValueError) as error:
+        raised = f"{type(error).__name__}: {error}"
+    config.additional_config["jitspark"]["on_error"] = "stock"
+    return {"raised": raised, "prepared": prepare_backbone(config), "then": decode_backend(config)}
 
 
 def apart(found, wanted):

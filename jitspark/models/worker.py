@@ -8,8 +8,9 @@ from vllm.config import VllmConfig
 from vllm.distributed import get_tp_group
 from vllm.platforms import current_platform
 
+from jitspark.errors import RankError
 from jitspark.notice import say_once
-from jitspark.runtime import AUTO, options, specialized_decode_config
+from jitspark.runtime import AUTO, DecodeConfig, options, specialized_decode_config
 from jitspark.runtime.backbone import BackboneDecode
 from jitspark.runtime.backbone_tensors import routed_experts
 from jitspark.runtime.expert_tp import ExpertShares
@@ -19,6 +20,8 @@ from jitspark.runtime.ranks import RankGroup
 from jitspark.runtime.symmetric_memory import exchange_memory
 from jitspark.vllm_release import has_own_decode, require_known_release
 
+SUPPORT = "the support check"
+REFUSED = "its support check refuses the specialized decode"
 BLACKWELL_TARGETS = ("sm_100a", "sm_103a")
 
 
@@ -32,10 +35,15 @@ def prepare_backbone(vllm_config: VllmConfig) -> Prepared | None:
 
     Raises what `specialized_decode_config` and `on_all_ranks` raise, UsageError in a vLLM that is not known.
     """
-    require_known_release()
-    config = specialized_decode_config(vllm_config)
-    if config is None:
-        return None
+    config = _config_on_all_ranks(vllm_config)
+    made = None if config is None else _prepared_on_all_ranks(vllm_config, config)
+    if made is None:
+        # the draft is built from the same config later: it must not run what the backbone does not
+        vllm_config.additional_config["decode_backend"] = AUTO
+    return made
+
+
+def _prepared_on_all_ranks(vllm_config: VllmConfig, config: DecodeConfig) -> Prepared | None:
     chosen = options.from_vllm_config(vllm_config)
 
     def work(tell: Any) -> Prepared:
@@ -43,11 +51,31 @@ def prepare_backbone(vllm_config: VllmConfig) -> Prepared | None:
         target = device_target((capability.major, capability.minor), chosen.targets or BLACKWELL_TARGETS)
         return prepare(vllm_config, config, target, tell)
 
-    made = on_all_ranks(work, ranks(), chosen.on_error)
-    if made is None:
-        # the draft is built from the same config later: it must not run what the backbone does not
-        vllm_config.additional_config["decode_backend"] = AUTO
-    return made
+    return on_all_ranks(work, ranks(), chosen.on_error)
+
+
+def _config_on_all_ranks(vllm_config: VllmConfig) -> DecodeConfig | None:
+    """The settings; None, on all ranks, where the support check of one leaves it to stock.
+
+    All have the same config, but not surely the same GPU, nor on another node the same vLLM and FlashInfer.
+    """
+    group = ranks()
+    with group.telling(SUPPORT):
+        require_known_release()
+        config = specialized_decode_config(vllm_config)
+    failed = group.failures(SUPPORT, repr(config), REFUSED if config is None else None)
+    other = next(((rank, reason) for rank, reason in failed.items() if reason != REFUSED), None)
+    if other is not None:
+        raise RankError(
+            where=SUPPORT,
+            found=f"rank {other[0]}: {other[1]}",
+            needed="a deployment that all ranks support alike",
+            remedy="Run all ranks on equal GPUs and in equal environments, and start them again.",
+        )
+    if failed and config is not None:
+        say_once(f"Muse Spark runs vLLM's own decode (on_error): rank {next(iter(failed))}: {REFUSED}: see its own log")
+        return None
+    return config
 
 
 def asked_of_us(vllm_config: VllmConfig) -> bool:

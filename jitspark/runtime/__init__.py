@@ -74,7 +74,7 @@ def unsupported(vllm_config: Any) -> str | None:
     """The first reason why this deployment cannot run the specialized decode, or None when it can.
 
     Deployment first (`support_check`), then what the chosen providers require (`decode.provider_requirements`).
-    Only the config is read, apart from the versions of optional libraries that it names, so ranks agree. Raises
+    Only the config is read, apart from this machine's GPU and the versions of optional libraries. Raises
     UsageError for options that cannot be understood or a missing vLLM, GeometryError for a bad geometry.
     """
     reason = next(support_check.reasons(vllm_config, served(vllm_config)), None)

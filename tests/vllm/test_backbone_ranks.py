@@ -67,6 +67,14 @@ def test_a_capture_that_one_rank_does_not_take_for_a_step_ends_both_before_they_
         assert "a decode step of 16 rows" in each["unlike"]
 
 
+def test_a_support_check_that_one_rank_alone_does_not_pass_counts_for_both(ranks):
+    first, second = (each["refused"] for each in ranks)
+    assert second["raised"].startswith("ValueError: ") and "does not support this GPU" in second["raised"]
+    assert first["raised"].startswith("RankError: the support check: found rank 1: ValueError: ")
+    for each in (first, second):
+        assert (each["prepared"], each["then"]) == (None, "auto")
+
+
 def test_what_fails_on_one_rank_ends_both_or_leaves_both_to_stock(ranks):
     first, second = (each["left"] for each in ranks)
     assert second["raised"].startswith("BindingError: ") and "kv_cache" in second["raised"]
