@@ -1,8 +1,8 @@
 """The support check: why a deployment cannot run the specialized decode, read from its config alone.
 
 Every rank has the same config, so only another GPU or environment makes one come to another answer: they compare theirs
-when the model is built. What a config cannot show is checked when the plans are bound. vLLM and torch are imported when a
-check runs, not before.
+when the model is built. What a config cannot show is checked when the plans are bound. vLLM and torch are imported when
+a check runs, not before.
 """
 
 from collections.abc import Iterator, Mapping
