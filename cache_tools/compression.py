@@ -13,7 +13,6 @@ import zstandard
 
 from cache_tools.archive import AS_WRITTEN, bad_pack
 
-MAGIC = b"\x28\xb5\x2f\xfd"
 # Fixed, as equal entries must give equal bytes. 19 takes 14 times as long and makes 11 % less of it.
 LEVEL = 10
 # A reader's memory: more than level 10 looks back.

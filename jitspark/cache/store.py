@@ -43,7 +43,6 @@ ARTIFACTS = "artifacts-v1"
 PLANS = "plans-v1"
 ARTIFACT = "kernel.so"
 RECORD = "record.json"
-WRITABLE_ONLY = ("staging", "quarantine", "failures", "ledger")
 
 _PLACE_TRIES = 3
 

@@ -119,12 +119,11 @@ class DraftDecode:
 
     def _cached(self) -> bool:
         """Whether vLLM has allocated the KV caches, in the blocks that the kernels know."""
-        caches = [draft_tensors.attention(layer).kv_cache for layer in self._layers]
+        caches = self._caches().values()
         return all(isinstance(each, torch.Tensor) and each.dim() == 4 and each.shape[2] == 16 for each in caches)
 
     def _caches(self) -> dict[str, torch.Tensor]:
-        found = enumerate(draft_tensors.attention(layer).kv_cache for layer in self._layers)
-        return {f"layers.{index}.kv_cache": cache for index, cache in found}
+        return draft_tensors.kv_caches(self._layers)
 
     def _tables(self, step: DecodeStep) -> dict[str, torch.Tensor]:
         tables = [step.layers[name] for name in self._names]

@@ -21,9 +21,9 @@ def weights(plans: Iterable[Plan], model: Any) -> "dict[str, torch.Tensor]":
     return {name: _weight(buffer, model) for name, buffer in buffers.items()}
 
 
-def kv_caches(model: Any) -> "dict[str, torch.Tensor]":
+def kv_caches(layers: Iterable[Any]) -> "dict[str, torch.Tensor]":
     """Each layer's cache, keys and values packed: [blocks, KV heads, 16, 128]."""
-    return {f"layers.{index}.kv_cache": attention(layer).kv_cache for index, layer in enumerate(model.layers)}
+    return {f"layers.{index}.kv_cache": attention(layer).kv_cache for index, layer in enumerate(layers)}
 
 
 def attention(layer: Any) -> Any:
