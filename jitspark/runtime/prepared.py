@@ -57,8 +57,8 @@ def on_all_ranks(work: Callable[[Tell], Prepared], ranks: RankGroup, on_error: s
     """What `work` makes, on all ranks; None, on all of them, where one cannot and `on_error` says "stock".
 
     `work` is handed a function to call now and then, which ends it when another rank has already failed. Raises this
-    rank's own error, or RankError with the reason of another one; RankError too for a rank that stays silent, whatever
-    `on_error` says: nobody knows what that one does.
+    rank's own error, or RankError with the reason of another one; RankError too, whatever `on_error` says, for a rank
+    that stays silent, as nobody knows what that one does, and for an error of no known kind, which ends its rank.
     """
     patient = replace(ranks, patience=max(ranks.patience, PATIENCE))
     listening = patient.listen()
@@ -69,7 +69,7 @@ def on_all_ranks(work: Callable[[Tell], Prepared], ranks: RankGroup, on_error: s
         error = problem
     except BaseException as problem:
         with contextlib.suppress(RankError):  # this rank's own error says more
-            patient.failures(STEP, "", f"{type(problem).__name__}: {problem}", listening)
+            patient.failures(STEP, "", f"{_UNFORESEEN}{type(problem).__name__}: {problem}", listening)
         raise
     failed = patient.failures(
         STEP, "" if made is None else made.digest, None if error is None else str(error), listening
@@ -77,7 +77,7 @@ def on_all_ranks(work: Callable[[Tell], Prepared], ranks: RankGroup, on_error: s
     if not failed:
         return made
     rank, reason = _root(failed)
-    if on_error == options.STOCK:
+    if on_error == options.STOCK and not reason.startswith(_UNFORESEEN):
         say_once(f"Muse Spark runs vLLM's own decode (on_error): rank {rank}: {reason}")
         return None
     raise error if error is not None and rank == ranks.rank else _refusal(rank, reason)
@@ -142,9 +142,11 @@ def _refusal(rank: int, reason: str) -> RankError:
 
 
 _RELAYED = "rank "  # how a reason begins that a rank has only passed on
+_UNFORESEEN = "an error of no known kind, "  # how one begins after which its rank ends
 
 
 def _root(failed: Mapping[int, str]) -> tuple[int, str]:
-    """The first rank that failed by itself."""
+    """The first rank that ends, else the first that failed by itself."""
     own = {rank: reason for rank, reason in failed.items() if not reason.startswith(_RELAYED)}
-    return next(iter((own or failed).items()))
+    ends = {rank: reason for rank, reason in own.items() if reason.startswith(_UNFORESEEN)}
+    return next(iter((ends or own or failed).items()))

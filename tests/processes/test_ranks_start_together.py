@@ -63,12 +63,13 @@ def test_all_run_stock_where_that_is_chosen(tmp_path, templates):
 
 
 @pytest.mark.parametrize("on_error", ["raise", "stock"])
-def test_an_error_of_no_known_kind_is_told_too(tmp_path, templates, on_error):
+def test_an_error_of_no_known_kind_ends_all_whatever_is_chosen(tmp_path, templates, on_error):
     said = start(tmp_path, templates, **ENDLESS, on_error=on_error, fault={"rank": 3, "kind": "bug"})
 
     assert said[3]["error"] == "RuntimeError"
     for each in said[:3]:
-        assert each.get("has") == "stock" if on_error == "stock" else "nobody has thought of" in each["text"], each
+        assert each["error"] == "RankError", each
+        assert "rank 3: found an error of no known kind, RuntimeError: something nobody has thought of" in each["text"]
 
 
 @pytest.mark.parametrize("on_error", ["raise", "stock"])
