@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from jitspark.errors import PlanError
-from jitspark.plans.buffer_planner import ALIGNMENT, Interval, intervals, meet
+from jitspark.plans.buffer_planner import ALIGNMENT, Interval, aligned, intervals, meet
 from jitspark.plans.plan import CUTE, READS, Buffer, Kind, Launch, Plan, Size, TensorArgument
 from jitspark.spec import DTYPE_BYTES
 
@@ -192,10 +192,10 @@ def order_problems(launches: Sequence[Launch], named: Mapping[str, Buffer]) -> I
 
 
 def _place_problems(plan: Plan, known: _Known) -> Iterator[Problem]:
-    """Places outside of the arena, off the alignment, or over each other while both are alive."""
+    """Arenas of another size; places outside of them, off the alignment, or over each other while both are alive."""
     sizes = (plan.workspace_bytes, plan.symmetric_bytes)
     always = ((0, len(plan.launches)),)
-    for kinds, end in zip(ARENAS, sizes, strict=True):
+    for name, kinds, end in zip(("workspace", "symmetric memory"), ARENAS, sizes, strict=True):
         inside = [each for each in plan.buffers if each.kind in kinds]
         for each in inside:
             if not _is_placed(each, end):
@@ -205,6 +205,9 @@ def _place_problems(plan: Plan, known: _Known) -> Iterator[Problem]:
             each.name: known.alive.get(each.name, ()) if each.kind is Kind.WORKSPACE else always for each in inside
         }
         by_place = sorted((each.offset, each.offset + _nbytes(each), each.name) for each in inside)
+        reached = aligned(max((stop for _, stop, _ in by_place), default=0))
+        if end > reached:  # that many bytes are allocated
+            yield Problem(name, f"{end} bytes", f"{reached} bytes, where its last buffer ends")
         for index, (_, stop, one) in enumerate(by_place):
             for start, _, other in by_place[index + 1 :]:
                 if start >= stop:

@@ -97,6 +97,11 @@ BROKEN = {
         lambda plan: replace(plan, workspace_bytes=plan.workspace_bytes - 256),
         "offset",
     ),
+    "an arena without an end": (lambda plan: replace(plan, workspace_bytes=1 << 60), "workspace: 1152921504606846976"),
+    "memory of all ranks that nobody uses": (
+        lambda plan: replace(plan, symmetric_bytes=plan.symmetric_bytes + 256),
+        "symmetric memory: ",
+    ),
     "a place off the alignment": (
         lambda plan: with_buffer(plan, "branch", offset=plan.buffer_named()["branch"].offset + 16),
         "branch: offset",
