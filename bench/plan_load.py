@@ -5,16 +5,14 @@ Each measurement is a fresh process; the first one fills the page cache and is n
 """
 
 import argparse
-import datetime as dt
 import json
-import os
-import platform
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bench import cpu
 from bench.load import RESULTS, ROOT, _spread, environment
 
 LIMIT_MS = 150.0  # for plans, records and kernels, after imports
@@ -58,15 +56,10 @@ def _run(command: Sequence[str]) -> dict[str, Any]:
 
 
 def _about(options: argparse.Namespace) -> dict[str, Any]:
-    models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     return {
-        "cpu": models[0].partition(":")[2].strip() if models else platform.machine(),
-        "cores": len(os.sched_getaffinity(0)),
-        "load_average": [round(value, 2) for value in os.getloadavg()],
-        "python": platform.python_version(),
+        **cpu.description(),
         "deployment": f"{options.geometry} at TP {options.tp} on {options.target}",
         "runs": options.runs,
-        "date": dt.datetime.now(dt.UTC).date().isoformat(),
     }
 
 
