@@ -181,7 +181,7 @@ def _is_plan_there(layer: Layer, name: str) -> bool:
 def _refuse_other_runtime(places: Iterable[Path], folder: Path, layer: Layer) -> None:
     """As `merge` does: what is in the cache may need the one that it has."""
     for place in places:
-        if place.parts[0] == RUNTIME and _differs(layer.root / place, folder / place, layer.root):
+        if place.parts[0] == RUNTIME and _is_there(folder / place, layer.root / place, layer.root) is False:
             raise PackError(
                 where=str(layer.root / place),
                 found="another runtime library than the pack's, or another licence of it",
@@ -190,10 +190,11 @@ def _refuse_other_runtime(places: Iterable[Path], folder: Path, layer: Layer) ->
             )
 
 
-def _differs(final: Path, staged: Path, root: Path) -> bool:
-    """Whether there is a file already, with other content."""
+def _is_there(staged: Path, final: Path, root: Path) -> bool | None:
+    """Whether the file that is there has the same content; None where there is no file."""
     try:
-        return final.is_file() and not final.is_symlink() and final.read_bytes() != staged.read_bytes()
+        there = final.is_file() and not final.is_symlink()
+        return final.read_bytes() == staged.read_bytes() if there else None
     except OSError as problem:
         raise cannot_write(root, problem) from problem
 
@@ -210,11 +211,12 @@ def _write(path: Path, content: bytes, root: Path) -> Path:
 def _place_file(staged: Path, place: Path, layer: Layer) -> None:
     """Give a file its place below the root, unless one of equal content has it. Replacing another is said."""
     final = layer.root / place
+    there = _is_there(staged, final, layer.root)
+    if there:
+        return
+    if there is False:
+        logger.warning("%s differs from the pack's, and is replaced by it.", final)
     try:
-        if final.is_file() and not final.is_symlink():
-            if final.read_bytes() == staged.read_bytes():
-                return
-            logger.warning("%s differs from the pack's, and is replaced by it.", final)
         sync(staged, FILE_MODE)
         folder = make_folder(layer.root, place.parent.parts, trusted=layer.trusted)
         try:
