@@ -206,8 +206,9 @@ def _place_problems(plan: Plan, known: _Known) -> Iterator[Problem]:
         }
         by_place = sorted((each.offset, each.offset + _nbytes(each), each.name) for each in inside)
         reached = aligned(max((stop for _, stop, _ in by_place), default=0))
-        if end > reached:  # that many bytes are allocated
-            yield Problem(name, f"{end} bytes", f"{reached} bytes, where its last buffer ends")
+        most = min(reached, sum(aligned(stop - start) for start, stop, _ in by_place))
+        if end > most:  # that many bytes are allocated
+            yield Problem(name, f"{end} bytes", f"at most {most}, which its buffers take")
         for index, (_, stop, one) in enumerate(by_place):
             for start, _, other in by_place[index + 1 :]:
                 if start >= stop:

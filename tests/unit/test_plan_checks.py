@@ -98,6 +98,10 @@ BROKEN = {
         "offset",
     ),
     "an arena without an end": (lambda plan: replace(plan, workspace_bytes=1 << 60), "workspace: 1152921504606846976"),
+    "buffers far apart": (
+        lambda plan: replace(with_buffer(plan, "branch", offset=1 << 60), workspace_bytes=(1 << 60) + (1 << 20)),
+        "workspace: 1152921504607895552",
+    ),
     "memory of all ranks that nobody uses": (
         lambda plan: replace(plan, symmetric_bytes=plan.symmetric_bytes + 256),
         "symmetric memory: ",
