@@ -4,6 +4,7 @@ The script is one process that imports and draws what all ranks need, and is the
 """
 
 import ctypes
+import json
 import os
 import signal
 import subprocess
@@ -30,6 +31,26 @@ def run_ranks(script, folder, size, *arguments):
     environment = {**os.environ, **ENVIRONMENT, "PYTHONPATH": str(ROOT)}  # bench is not installed
     subprocess.run(command, env=environment, check=True, timeout=PATIENCE)
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(size)]
+
+
+def run_on_vllm(script, folder, *arguments):
+    """What each of two ranks of `script RANK MEETING OWN ARGUMENTS` says last, as JSON.
+
+    MEETING is the file by which vLLM's ranks find each other, OWN a folder of each rank's.
+    """
+    command, environment = [sys.executable, "-P", str(script)], {**os.environ, **ENVIRONMENT}
+    started = []
+    try:
+        for rank in "01":
+            (folder / rank).mkdir()
+            words = [rank, str(folder / "meeting"), str(folder / rank), *map(str, arguments)]
+            started.append(subprocess.Popen([*command, *words], stdout=subprocess.PIPE, text=True, env=environment))
+        said = [process.communicate(timeout=PATIENCE)[0] for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    assert [process.returncode for process in started] == [0, 0]
+    return [json.loads(text.splitlines()[-1]) for text in said]
 
 
 def forked(work):

@@ -1,13 +1,9 @@
 """A specialized backbone on two CPU ranks, over gloo: shards, experts cut anew, exchanges without mapped memory."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from rank_processes import ENVIRONMENT, PATIENCE
+from rank_processes import run_on_vllm
 
 RANK = Path(__file__).parent.parent / "backbone_rank.py"
 # as on one rank: attention scores lie around 40, so that their roundings to BF16 show in single rows
@@ -18,25 +14,7 @@ ROW, MEAN = 0.6, 0.2
 def ranks(tmp_path_factory):
     """What each of the two ranks says."""
     folder = tmp_path_factory.mktemp("ranks")
-    for rank in "01":
-        (folder / rank).mkdir()
-    command = [sys.executable, "-P", str(RANK)]
-    started = [
-        subprocess.Popen(
-            [*command, rank, str(folder / "meeting"), str(folder / rank)],
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **ENVIRONMENT},
-        )
-        for rank in "01"
-    ]
-    try:
-        said = [process.communicate(timeout=PATIENCE)[0] for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    assert [process.returncode for process in started] == [0, 0]
-    return [json.loads(text.splitlines()[-1]) for text in said]
+    return run_on_vllm(RANK, folder)
 
 
 def test_steps_of_two_ranks_compute_what_transformers_does(ranks):

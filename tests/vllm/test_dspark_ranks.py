@@ -1,14 +1,10 @@
 """A specialized draft on two ranks, over gloo on a CPU: fc by columns, the sampling head by vocabulary."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import draft_models
 import pytest
-from rank_processes import ENVIRONMENT, PATIENCE
+from rank_processes import run_on_vllm
 
 RANK = Path(__file__).parent.parent / "draft_rank.py"
 
@@ -18,25 +14,7 @@ def ranks(tmp_path_factory):
     """What each of the two ranks says."""
     folder = tmp_path_factory.mktemp("ranks")
     draft_models.checkpoint(folder / "model.safetensors")
-    for rank in "01":
-        (folder / rank).mkdir()
-    command = [sys.executable, "-P", str(RANK)]
-    started = [
-        subprocess.Popen(
-            [*command, rank, str(folder / "meeting"), str(folder / rank), str(folder / "model.safetensors")],
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **ENVIRONMENT},
-        )
-        for rank in "01"
-    ]
-    try:
-        said = [process.communicate(timeout=PATIENCE)[0] for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    assert [process.returncode for process in started] == [0, 0]
-    return [json.loads(text.splitlines()[-1]) for text in said]
+    return run_on_vllm(RANK, folder, folder / "model.safetensors")
 
 
 def test_each_rank_holds_its_columns_of_fc(ranks):
