@@ -140,7 +140,7 @@ class MuseSparkDSparkForCausalLM(stock.MuseSparkDSparkForCausalLM):  # type: ign
             )
         if not self.model.specialized_decode:
             return
-        from jitspark.models.worker import may_give_up, ranks
+        from jitspark.models.worker import ranks
         from jitspark.runtime.draft import build_draft_decode
         from jitspark.runtime.fallback import attempted
 
@@ -154,7 +154,7 @@ class MuseSparkDSparkForCausalLM(stock.MuseSparkDSparkForCausalLM):  # type: ign
             ranks(),
             "the draft's plans",
             "draft layers",
-            may_give_up=may_give_up(model.vllm_config),
+            may_give_up=options.may_give_up(model.vllm_config),
         )
 
     def _sample_sequential_fused(
@@ -217,7 +217,7 @@ def _uses_specialized_decode(vllm_config: VllmConfig) -> bool:
             "Markov loop."
         )
         return False
-    fallen_back = options.from_vllm_config(vllm_config).on_error == options.STOCK and unsupported(vllm_config)
+    fallen_back = options.may_give_up(vllm_config) and unsupported(vllm_config)
     return not fallen_back
 
 

@@ -93,15 +93,10 @@ def take_experts(model: Any, prepared: Prepared, vllm_config: VllmConfig) -> Exp
     """The shares of the model's routed experts, to be taken while vLLM loads it."""
     layers = routed_experts(model)
     shares = ExpertShares(
-        prepared.deployment.backbone.experts, sorted(layers), ranks(), may_give_up=may_give_up(vllm_config)
+        prepared.deployment.backbone.experts, sorted(layers), ranks(), may_give_up=options.may_give_up(vllm_config)
     )
     shares.tap(layers)
     return shares
-
-
-def may_give_up(vllm_config: VllmConfig) -> bool:
-    """Whether stock is to run where the specialized decode cannot (`on_error`)."""
-    return options.from_vllm_config(vllm_config).on_error == options.STOCK
 
 
 def attempt(part: Callable[[], None], vllm_config: VllmConfig, step: str, digest: str = "") -> bool:
@@ -116,7 +111,7 @@ def attempt(part: Callable[[], None], vllm_config: VllmConfig, step: str, digest
             part()
         return True
 
-    return attempted(work, group, step, "decode", may_give_up=may_give_up(vllm_config)) is True
+    return attempted(work, group, step, "decode", may_give_up=options.may_give_up(vllm_config)) is True
 
 
 def bind_backbone(model: Any, vllm_config: VllmConfig, device: torch.device) -> BackboneDecode | None:
@@ -145,7 +140,7 @@ def bind_backbone(model: Any, vllm_config: VllmConfig, device: torch.device) -> 
                 exchanges=exchanges,
             )
 
-    made = attempted(work, group, "binding the backbone", "backbone", may_give_up=may_give_up(vllm_config))
+    made = attempted(work, group, "binding the backbone", "backbone", may_give_up=options.may_give_up(vllm_config))
     if made is None:
         shares.drop()
     return made

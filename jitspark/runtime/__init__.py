@@ -64,7 +64,7 @@ def specialized_decode_config(vllm_config: Any) -> DecodeConfig | None:
     if reason is None:
         return _decode_config(vllm_config)
     message = f"Muse Spark specialized decode does not support {reason}"
-    if options.from_vllm_config(vllm_config).on_error == options.STOCK:
+    if options.may_give_up(vllm_config):
         _warn_once(f"{message}; running stock (on_error)")
         return None
     raise _explained(ValueError(message), vllm_config)

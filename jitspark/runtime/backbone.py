@@ -111,11 +111,12 @@ class BackboneDecode:
             query_length=self._query_length,
             served_rows=self._executors.keys(),
             layers=self._layers.keys(),
-            in_capture=lambda metadata: metadata is self._capture,
+            in_capture=self._in_capture,
         )
         # the schedule of the experts leaves padding out
         known = step is not None and step.is_padding is not None and len(step.is_padding) == rows
-        if rows in self._executors and self._is_of_capture(context) and not _being_captured():
+        captured_next = context is not None and self._in_capture(context.attn_metadata) and not _being_captured()
+        if rows in self._executors and captured_next:
             with self._ranks.together(f"a decode step of {rows} rows", "run by a plan" if known else "run by vLLM"):
                 pass
         return step if known else None
@@ -169,8 +170,8 @@ class BackboneDecode:
             "(flashinfer-cubin, or a network when vLLM starts).",
         )
 
-    def _is_of_capture(self, context: Any) -> bool:
-        return self._capture is not None and context is not None and context.attn_metadata is self._capture
+    def _in_capture(self, metadata: Any) -> bool:
+        return self._capture is not None and metadata is self._capture
 
     def _note(self, plan: Plan) -> None:
         if self._watch is not None:

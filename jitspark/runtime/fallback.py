@@ -12,7 +12,7 @@ import torch
 
 from jitspark.errors import JitsparkError, RankError
 from jitspark.notice import say_once
-from jitspark.runtime.ranks import RankGroup
+from jitspark.runtime.ranks import RankGroup, first_line
 
 T = TypeVar("T")
 _PASSED_ON = "passed on: "
@@ -58,5 +58,4 @@ def _claimed_by_nobody(step: str, failed: Mapping[int, str]) -> RankError:
 
 def _reason(error: BaseException) -> str:
     """A RankError tells of another rank, which says itself what its own reason is."""
-    text = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    return f"{_PASSED_ON}{text}" if isinstance(error, RankError) else text
+    return f"{_PASSED_ON}{first_line(error)}" if isinstance(error, RankError) else first_line(error)

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from jitspark.errors import DeviceMemoryError, RankError
 from jitspark.peer_memory import peer_addresses, shareable, unmappable
 from jitspark.runtime.device_memory import REMEDY
-from jitspark.runtime.ranks import RankGroup
+from jitspark.runtime.ranks import RankGroup, first_line
 
 T = TypeVar("T")
 MIB = 1 << 20
@@ -93,7 +93,7 @@ def _outcome(work: Callable[[], T], num_bytes: int, device: torch.device) -> tup
     try:
         return work(), None
     except RuntimeError as problem:
-        reason = _first_line(problem)
+        reason = first_line(problem)
         if _lacks_memory(problem):
             raise DeviceMemoryError(
                 where=f"{STEP} on {device}",
@@ -116,7 +116,3 @@ def _lacks_memory(problem: RuntimeError) -> bool:
 def _waited_in_vain(problem: RuntimeError) -> bool:
     """Of the group's stores one has no class for it."""
     return isinstance(problem, dist.DistError) or "timeout" in str(problem).lower()
-
-
-def _first_line(problem: RuntimeError) -> str:
-    return (str(problem).strip().splitlines() or ["no reason given"])[0]

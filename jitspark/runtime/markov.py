@@ -158,7 +158,7 @@ def _bound_or_given_up(
         ranks,
         "the draft's sampling loop",
         "sampling loop",
-        may_give_up=options.from_vllm_config(model.model.vllm_config).on_error == options.STOCK,
+        may_give_up=options.may_give_up(model.model.vllm_config),
     )
     return ({}, None) if made is None else made
 

@@ -65,6 +65,11 @@ def from_vllm_config(vllm_config: Any) -> Options:
     return parse(extra.get("jitspark", {})) if isinstance(extra, dict) else Options()
 
 
+def may_give_up(vllm_config: Any) -> bool:
+    """Whether stock is to run where the specialized decode cannot (`on_error`). Raises UsageError."""
+    return from_vllm_config(vllm_config).on_error == STOCK
+
+
 def settings_for(vllm_config: Any, environment: Mapping[str, str] | None = None) -> Settings:
     """The process' settings for this deployment: its options, then the environment. Raises UsageError."""
     return from_vllm_config(vllm_config).merged_into(from_environment(environment))

@@ -136,7 +136,7 @@ class RankGroup:
         try:
             _ALL_GATHER(every.flatten(), own.flatten(), group=self.data)
         except RuntimeError as error:
-            raise self._error("a gather", _first_line(error), "all ranks to take part until its end") from error
+            raise self._error("a gather", first_line(error), "all ranks to take part until its end") from error
         return every
 
     def _collective(self, what: str, function: Any, *tensors: Any) -> None:
@@ -145,7 +145,7 @@ class RankGroup:
             work.wait(timedelta(seconds=self.patience))
         except RuntimeError as error:  # torch's, for a connection that ended and for a time that is over
             raise self._error(
-                what, f"that it ended: {_first_line(error)}", "all ranks to take part until its end"
+                what, f"that it ended: {first_line(error)}", "all ranks to take part until its end"
             ) from error
 
     def _words(
@@ -176,14 +176,14 @@ class RankGroup:
         try:
             return function(message, group=self.control, tag=_TAG, **peer)
         except RuntimeError as error:
-            silent[rank] = _first_line(error)
+            silent[rank] = first_line(error)
             return None
 
     def _waited(self, silent: dict[int, str], rank: int, work: Any, deadline: float) -> None:
         try:
             work.wait(timedelta(seconds=max(0.001, deadline - time.monotonic())))
         except RuntimeError as error:
-            silent[rank] = _first_line(error)
+            silent[rank] = first_line(error)
 
     def _error(self, step: str, found: str, needed: str) -> RankError:
         return RankError(
@@ -227,7 +227,7 @@ class Listening:
             work = dist.irecv(buffer, group=group.control, group_src=rank, tag=_TAG)
             work.wait(timedelta(seconds=group.patience))
         except RuntimeError as error:
-            self._silent[rank] = _first_line(error)
+            self._silent[rank] = first_line(error)
         else:
             self._words[rank] = _decoded(buffer)
 
@@ -265,10 +265,11 @@ def _disagreement(step: str, found: str, needed: str) -> RankError:
 
 
 def _described(error: BaseException) -> str:
-    return str(error) if isinstance(error, JitsparkError) else f"{type(error).__name__}: {_first_line(error)}"
+    return str(error) if isinstance(error, JitsparkError) else f"{type(error).__name__}: {first_line(error)}"
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """What it says, in a line; its class where it says nothing."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
