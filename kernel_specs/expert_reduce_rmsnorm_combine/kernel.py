@@ -22,10 +22,9 @@ from kernel_specs.primitives.exchange import (
     values_of,
 )
 from kernel_specs.primitives.inbox import EPOCH_COLUMNS
-from kernel_specs.primitives.route_norms import RouteNorms
-from kernel_specs.primitives.vector import load_float32
+from kernel_specs.primitives.route_norms import VECTOR, RouteNorms
+from kernel_specs.primitives.row_cluster import RowCluster, launch_rows
 
-VECTOR = 4
 MOST_PACKETS = 32  # that a thread waits for at once: more would not fit its registers
 
 
@@ -33,7 +32,6 @@ def expert_reduce_rmsnorm_combine(
     world_size: int, num_experts_per_tok: int, moe_hidden_size: int, threads: int, cluster: int, rows_dtype: str
 ) -> Callable[..., None]:
     """The host function of one specialization; its arguments are the specialization's, then the stream."""
-    assert threads * cluster * VECTOR == moe_hidden_size
     k = num_experts_per_tok
     element = {"float32": cutlass.Float32, "bfloat16": cutlass.BFloat16}[rows_dtype]
     pieces = VECTOR * element.width // 64  # packets of a thread's columns of a row
@@ -58,22 +56,16 @@ def expert_reduce_rmsnorm_combine(
         timeout_us: cutlass.Int32,
         eps: cutlass.Float32,
     ) -> None:
-        thread, _, _ = cute.arch.thread_idx()
-        block, _, _ = cute.arch.block_idx()
-        warp, lane = cute.arch.warp_idx(), cute.arch.lane_idx()
-        token, part = block // cluster, block % cluster
+        here = RowCluster(threads, cluster)
+        token = here.token
         owner, place = token % world_size, token // world_size
         is_owner = owner == rank
-        mine = part * threads + thread
-        norms = RouteNorms(k, moe_hidden_size, threads, cluster)
+        norms = RouteNorms(here, k, moe_hidden_size)
+        mine = norms.mine
         row_mail = Inbox(row_inbox, row_peers, rank, world_size, row_inbox.shape[2] * k, row_packets)
         sum_mail = Inbox(sum_inbox, sum_peers, rank, world_size, sum_inbox.shape[2], moe_hidden_size // VECTOR)
 
-        # Parameters, and what was written two launches ago: their latency passes before the wait.
-        gain = load_float32(weight, (mine,), VECTOR) + 1.0
-        present = [topk_ids[token, slot] >= 0 for slot in range(k)]
-        own_weight = topk_weights[token, lane // norms.group]
-        own_weight = cutlass.select_(topk_ids[token, lane // norms.group] >= 0, own_weight, cutlass.Float32(0.0))
+        norms.load(topk_ids, topk_weights, weight)
         to_owner = owner - rank
         to_owner = cutlass.select_(to_owner < 0, to_owner + world_size, to_owner)
         owner_address = row_mail.address_of(to_owner)
@@ -82,7 +74,7 @@ def expert_reduce_rmsnorm_combine(
         cute.arch.griddepcontrol_wait()
         cute.arch.griddepcontrol_launch_dependents()
 
-        counter = token * EPOCH_COLUMNS + part
+        counter = token * EPOCH_COLUMNS + here.part
         epoch = load_word(epochs, counter)
         limit = limit_of(failure, timeout_us)
         words = [cute.recast_tensor(rows[token, slot, None], cutlass.Int64) for slot in range(k)]
@@ -92,7 +84,7 @@ def expert_reduce_rmsnorm_combine(
         for slot in cutlass.range_constexpr(k):
             for i in cutlass.range_constexpr(pieces):
                 # an absent row may hold anything: zeros in its place
-                own = cutlass.Int64(cutlass.select_(present[slot], sent[slot][i], cutlass.Int64(0)))
+                own = cutlass.Int64(cutlass.select_(norms.present[slot], sent[slot][i], cutlass.Int64(0)))
                 target = row_mail.place(owner_address, to_owner, place * k + slot, mine * pieces + i)
                 send(target, full(own, rows_dtype))
         cute.arch.sync_threads()
@@ -115,8 +107,7 @@ def expert_reduce_rmsnorm_combine(
                 for slot in cutlass.range_constexpr(k):
                     values = values_of(packets, source * k + slot, pieces, element)
                     totals[slot] = values if totals[slot] is None else totals[slot] + values
-        scaled = [total * gain for total in totals]
-        combined = norms.combine(scaled, own_weight, eps, part, warp, lane)
+        combined = norms.combine(totals, eps)
 
         rounded = cute.make_rmem_tensor((VECTOR,), cutlass.BFloat16)
         rounded.store(combined.to(cutlass.BFloat16))
@@ -151,13 +142,7 @@ def expert_reduce_rmsnorm_combine(
         cuda_stream: object,
     ) -> None:
         inboxes = (row_inbox, row_peers, sum_inbox, sum_peers, epochs, failure)
-        device(rows, topk_ids, topk_weights, weight, *inboxes, out, rank, timeout_us, eps).launch(
-            grid=(out.shape[0] * cluster, 1, 1),
-            block=(threads, 1, 1),
-            cluster=(cluster, 1, 1) if cluster > 1 else None,
-            stream=cuda_stream,
-            min_blocks_per_mp=1,  # registers are not scarce: loads may all be issued before the first use
-            use_pdl=True,
-        )
+        kernel = device(rows, topk_ids, topk_weights, weight, *inboxes, out, rank, timeout_us, eps)
+        launch_rows(kernel, out.shape[0], threads, cluster, cuda_stream)
 
     return host

@@ -7,71 +7,76 @@ the shared memory of every CTA of the cluster in a fixed order.
 import cutlass
 from cutlass import cute
 
-from kernel_specs.primitives.reduce import pairwise_sum
+from kernel_specs.primitives.reduce import WARP, pairwise_sum
+from kernel_specs.primitives.row_cluster import RowCluster
 from kernel_specs.primitives.transfer import open_transfer
+from kernel_specs.primitives.vector import load_float32
 
-WARP = 32
+VECTOR = 4  # columns of a thread
 PAD = 4  # FP32 between the slots of two rows: a warp's 16-byte reads then touch every bank once
 
 
 class RouteNorms:
-    """One use per launch, by all threads of the cluster. A thread has four columns of each of `k` rows."""
+    """A thread's part of one token's `k` rows: the VECTOR columns `mine` of each. One use per launch, by all threads.
 
-    def __init__(self, k: int, moe_hidden_size: int, threads: int, cluster: int) -> None:
+    Made, and `load`ed, before `griddepcontrol.wait`.
+    """
+
+    def __init__(self, here: RowCluster, k: int, moe_hidden_size: int) -> None:
+        assert here.threads * here.cluster * VECTOR == moe_hidden_size
         assert k in (2, 4, 8), "lanes split in halves"
-        self.k, self.moe_hidden_size, self.cluster = k, moe_hidden_size, cluster
+        self.here, self.k, self.moe_hidden_size = here, k, moe_hidden_size
+        self.mine = here.part * here.threads + here.thread
         self.group = WARP // k  # lanes that end with the same row's sum
-        self.warps = threads // WARP
-        self.sources = self.warps * cluster
+        self.warps = here.threads // WARP
+        self.sources = self.warps * here.cluster
         self.slot_stride = self.sources + PAD
         start = cute.arch.alloc_smem(cutlass.Float32, k * self.slot_stride, alignment=16)
         self.slots = cute.make_tensor(start, cute.make_layout((k * self.slot_stride,)))
         self.arrived = None
-        if cluster > 1:
+        if here.cluster > 1:
             self.arrived = open_transfer(4 * k * self.sources)
             cute.arch.cluster_arrive_relaxed()
 
+    def load(self, topk_ids: cute.Tensor, topk_weights: cute.Tensor, weight: cute.Tensor) -> None:
+        """Parameters, and what was written two launches ago: their latency passes before the wait.
+
+        `present` tells of each row whether it is there; absent rows weigh nothing.
+        """
+        self.gain = load_float32(weight, (self.mine,), VECTOR) + 1.0
+        token = self.here.token
+        self.present = [topk_ids[token, slot] >= 0 for slot in range(self.k)]
+        own = self.here.lane // self.group
+        own_weight = topk_weights[token, own]
+        self.own_weight = cutlass.select_(topk_ids[token, own] >= 0, own_weight, cutlass.Float32(0.0))
+
     def ready(self) -> None:
         """Wait until every CTA of the cluster can receive. Call once, before `combine`."""
-        if self.cluster > 1:
+        if self.here.cluster > 1:
             cute.arch.cluster_wait()
 
-    def combine(
-        self,
-        scaled: list[cute.TensorSSA],
-        own_weight: cutlass.Float32,
-        eps: cutlass.Float32,
-        part: cutlass.Int32,
-        warp: cutlass.Int32,
-        lane: cutlass.Int32,
-    ) -> cute.TensorSSA:
-        """The sum of the rows, each normed and times its weight; `own_weight` is that of row lane // group."""
-        square_sum = self._sum_squares(scaled, lane)
-        _exchange(
-            self.slots,
-            self.arrived,
-            square_sum,
-            part * self.warps + warp,
-            lane,
-            self.group,
-            self.slot_stride,
-            self.cluster,
-        )
-        received = cute.local_tile(self.slots, (self.slot_stride,), (lane // self.group,)).load()
+    def combine(self, rows: list[cute.TensorSSA], eps: cutlass.Float32) -> cute.TensorSSA:
+        """The sum of the rows (FP32, zeros where absent), each times the gain, normed and times its weight."""
+        scaled = [row * self.gain for row in rows]
+        square_sum = self._sum_squares(scaled)
+        source = self.here.part * self.warps + self.here.warp
+        cluster = self.here.cluster
+        _exchange(self.slots, self.arrived, square_sum, source, self.here.lane, self.group, self.slot_stride, cluster)
+        received = cute.local_tile(self.slots, (self.slot_stride,), (self.here.lane // self.group,)).load()
         mean_square = pairwise_sum([received[i] for i in range(self.sources)]) / self.moe_hidden_size
-        own_factor = own_weight * cute.math.rsqrt(mean_square + eps, fastmath=True)
+        own_factor = self.own_weight * cute.math.rsqrt(mean_square + eps, fastmath=True)
         combined = scaled[0] * cute.arch.shuffle_sync(own_factor, 0)
         for slot in range(1, self.k):
             combined = combined + scaled[slot] * cute.arch.shuffle_sync(own_factor, slot * self.group)
         return combined
 
-    def _sum_squares(self, scaled: list[cute.TensorSSA], lane: cutlass.Int32) -> cutlass.Float32:
+    def _sum_squares(self, scaled: list[cute.TensorSSA]) -> cutlass.Float32:
         """The warp's sum of squares of row lane // group, in halves: fewer shuffles than one sum after the other."""
         values = [(row[0] * row[0] + row[1] * row[1]) + (row[2] * row[2] + row[3] * row[3]) for row in scaled]
         offset = WARP // 2
         while len(values) > 1:
             half = len(values) // 2
-            upper = (lane & offset) != 0
+            upper = (self.here.lane & offset) != 0
             kept = [cutlass.select_(upper, values[half + i], values[i]) for i in range(half)]
             given = [cutlass.select_(upper, values[i], values[half + i]) for i in range(half)]
             values = [kept[i] + cute.arch.shuffle_sync_bfly(given[i], offset) for i in range(half)]
