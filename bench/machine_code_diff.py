@@ -3,7 +3,8 @@
 BEFORE and AFTER are two caches, warmed alike by the sources before and after the change. Entries are paired by what
 was compiled (kernel, axes, dtypes, statics, target), since any edit of a source changes their keys. A pair is equal
 when its device code is (instructions, constants, relocations, what the driver reads about them) and its host code,
-which decides how it is launched. Exit status 1 when a pair differs or only one cache has a specialization.
+which decides how it is launched. Host code holds the device function's name, cut into words; where an edit has changed
+the name, host code is not compared. Exit status 1 when a pair differs or only one cache has a specialization.
 """
 
 import argparse
@@ -35,8 +36,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             status = 1
             print(f"{name}: {found}")
     both = before.keys() & after.keys()
-    same_bytes = sum(before[name].record.sha256 == after[name].record.sha256 for name in both)
-    print(f"{len(both)} specializations in both caches; {same_bytes} of them are the same files")
+    same = sum(before[name].record.sha256 == after[name].record.sha256 for name in both)
+    renamed = sum(function_name(before[name]) != function_name(after[name]) for name in both)
+    print(
+        f"{len(both)} specializations in both caches: {same} are the same files, {renamed} have a function of another name"
+    )
     return status
 
 
@@ -66,13 +70,24 @@ def difference(before: Entry, after: Entry) -> list[str]:
     """The sections that differ, such as `device .text`; none for entries whose files are the same."""
     if before.record.sha256 == after.record.sha256:
         return []
-    one, other = (dict(_sections(entry)) for entry in (before, after))
+    renamed = function_name(before) != function_name(after)
+    one, other = (dict(_sections(entry, with_host=not renamed)) for entry in (before, after))
     return sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
 
 
-def _sections(entry: Entry) -> Iterator[tuple[str, list[bytes]]]:
+def function_name(entry: Entry) -> str:
+    """The device function's, which the compiler makes from its Python name and its arguments' types."""
+    from elftools.elf.elffile import ELFFile
+
+    image = device_image(entry.read_artifact(), entry.where)
+    names: Iterator[str] = (section.name for section in ELFFile(io.BytesIO(image)).iter_sections())
+    return next(name.removeprefix(".text.") for name in names if name.startswith(".text."))
+
+
+def _sections(entry: Entry, *, with_host: bool) -> Iterator[tuple[str, list[bytes]]]:
     artifact = entry.read_artifact()
-    for side, content, wanted in (("device", device_image(artifact, entry.where), DEVICE), ("host", artifact, HOST)):
+    sides = (("device", device_image(artifact, entry.where), DEVICE), ("host", artifact, HOST))
+    for side, content, wanted in sides if with_host else sides[:1]:
         yield from ((f"{side} {name}", parts) for name, parts in sections(content, wanted).items())
 
 

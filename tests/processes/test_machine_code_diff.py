@@ -61,14 +61,14 @@ def test_entries_of_other_sources_with_the_same_code_are_equal(compiled, tmp_pat
     status, text = diff(compiled[0], edited(compiled, tmp_path / "after", bytes), capsys)
 
     assert status == 0
-    assert text == "1 specializations in both caches; 1 of them are the same files\n"
+    assert text == "1 specializations in both: 1 are the same files, 0 have a function of another name\n"
 
 
 def test_what_lies_behind_the_sections_makes_no_difference(compiled, tmp_path, capsys):
     status, text = diff(compiled[0], edited(compiled, tmp_path / "after", lambda it: it + b"\0"), capsys)
 
     assert status == 0
-    assert text == "1 specializations in both caches; 0 of them are the same files\n"
+    assert text == "1 specializations in both: 0 are the same files, 0 have a function of another name\n"
 
 
 @pytest.mark.parametrize("side", ["device", "host"])
@@ -82,6 +82,17 @@ def test_one_byte_of_code_is_a_difference(compiled, tmp_path, capsys, side):
     line = text.splitlines()[0]
     assert line.startswith(f"{KERNEL}(vector=8) for {TARGET}: {side} .")
     assert line.endswith("text")
+
+
+def test_a_device_function_of_another_name_is_compared_without_its_host_code(compiled, tmp_path, capsys):
+    def change(content):
+        assert b"kernel_cutlass_device_" in content
+        return flip(content.replace(b"kernel_cutlass_device_", b"kernel_cutlass_fellow_"), content, HOST)
+
+    status, text = diff(compiled[0], edited(compiled, tmp_path / "after", change), capsys)
+
+    assert status == 0
+    assert text == "1 specializations in both: 0 are the same files, 1 have a function of another name\n"
 
 
 def test_a_specialization_that_is_gone_is_a_difference_unless_it_was_not_asked_for(compiled, tmp_path, capsys):
