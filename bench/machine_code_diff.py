@@ -38,9 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     both = before.keys() & after.keys()
     same = sum(before[name].record.sha256 == after[name].record.sha256 for name in both)
     renamed = sum(function_name(before[name]) != function_name(after[name]) for name in both)
-    print(
-        f"{len(both)} specializations in both caches: {same} are the same files, {renamed} have a function of another name"
-    )
+    print(f"{len(both)} specializations in both: {same} are the same files, {renamed} have a function of another name")
     return status
 
 
