@@ -5,18 +5,16 @@ from collections.abc import Callable
 import cutlass
 from cutlass import cute
 
+from kernel_specs.primitives.normed_row import NormedRow
 from kernel_specs.primitives.nvfp4_codes import reciprocal
 from kernel_specs.primitives.nvfp4_rows import quantize_vector
-from kernel_specs.primitives.reduce import RowSum
-from kernel_specs.primitives.row_split import VECTOR, thread_vectors
-from kernel_specs.primitives.vector import dot, load_float32
+from kernel_specs.primitives.row_cluster import launch_rows
 
 
 def rmsnorm_nvfp4_quantize(
     hidden_size: int, packed_size: int, num_blocks: int, threads: int, cluster: int
 ) -> Callable[..., None]:
     """The host function of one specialization; its arguments are the specialization's, then the stream."""
-    assert threads * cluster * VECTOR == hidden_size
     assert packed_size * 2 == hidden_size and num_blocks * 16 == hidden_size
 
     @cute.kernel
@@ -28,27 +26,21 @@ def rmsnorm_nvfp4_quantize(
         scales: cute.Tensor,
         eps: cutlass.Float32,
     ) -> None:
-        thread, _, _ = cute.arch.thread_idx()
-        block, _, _ = cute.arch.block_idx()
-        token = block // cluster
-        mine = thread_vectors(block % cluster, thread, threads, VECTOR)
-        row_sum = RowSum(threads, cluster, exchanges=1)
-
+        row = NormedRow(hidden_size, threads, cluster)
         # Parameters do not depend on the previous launch: their latency passes before the wait.
-        gain = load_float32(weight, mine, VECTOR) + 1.0
+        gain = row.load(weight) + 1.0
         scale = global_scale[0]
         inverse_scale = reciprocal(scale)
-        row_sum.ready()
+        row.ready()
         cute.arch.griddepcontrol_wait()
         cute.arch.griddepcontrol_launch_dependents()
 
-        values = load_float32(x[token, None], mine, VECTOR)
-        square_sum = row_sum.all_reduce(0, dot(values, values))
-        exact = values * cute.math.rsqrt(square_sum / hidden_size + eps, fastmath=True) * gain
+        exact = row.normed(row.load(x[row.token, None]), eps) * gain
         word, byte = quantize_vector(exact, scale, inverse_scale)
-        cute.recast_tensor(codes[token, None], cutlass.Int32)[mine[0]] = word
-        if thread % 2 == 0:
-            scales[token, mine[0] // 2] = cutlass.Uint8(byte)
+        vector = row.mine[0]
+        cute.recast_tensor(codes[row.token, None], cutlass.Int32)[vector] = word
+        if row.thread % 2 == 0:
+            scales[row.token, vector // 2] = cutlass.Uint8(byte)
 
     @cute.jit
     def host(
@@ -60,13 +52,7 @@ def rmsnorm_nvfp4_quantize(
         eps: cutlass.Float32,
         cuda_stream: object,
     ) -> None:
-        device(x, weight, global_scale, codes, scales, eps).launch(
-            grid=(x.shape[0] * cluster, 1, 1),
-            block=(threads, 1, 1),
-            cluster=(cluster, 1, 1) if cluster > 1 else None,
-            stream=cuda_stream,
-            min_blocks_per_mp=1,  # registers are not scarce: loads may all be issued before the first use
-            use_pdl=True,
-        )
+        kernel = device(x, weight, global_scale, codes, scales, eps)
+        launch_rows(kernel, x.shape[0], threads, cluster, cuda_stream)
 
     return host
