@@ -8,7 +8,8 @@ from collections.abc import Callable
 import cutlass
 from cutlass import cute
 
-from kernel_specs.primitives.exchange import Inbox, await_packets, count_epoch, full, limit_of, load_word, send_if
+from kernel_specs.primitives.exchange import Inbox, count_epoch, full, limit_of, load_word, receive, send_if
+from kernel_specs.primitives.row_cluster import launch_rows
 
 PACKET = 4  # columns
 
@@ -52,13 +53,8 @@ def allgather_columns(
             slot = (ahead + 1) % world_size  # this rank's own inbox last: others wait longer
             send_if(taking_part, mail.place(targets[slot], slot, token, packet), own)
 
-        packets = cute.make_rmem_tensor((world_size,), cutlass.Int64)
-        places = cute.make_rmem_tensor((world_size,), cutlass.Int64)
-        sources = cute.make_rmem_tensor((world_size,), cutlass.Int32)
-        for source in cutlass.range_constexpr(world_size):
-            places[source] = mail.place_from(source, token, packet)
-            sources[source] = cutlass.Int32(source)
-        await_packets(packets, places, taking_part, sources, world_size, limit, failure)
+        arriving = [(mail.place_from(source, token, packet), source) for source in range(world_size)]
+        packets = receive(arriving, limit, failure, taking_part)
         words = cute.recast_tensor(out[token, None], cutlass.Int64)
         if taking_part:
             for source in cutlass.range_constexpr(world_size):
@@ -78,12 +74,7 @@ def allgather_columns(
         timeout_us: cutlass.Int32,
         cuda_stream: object,
     ) -> None:
-        device(shard, inbox, peers, epochs, failure, out, rank, timeout_us).launch(
-            grid=(shard.shape[0] * num_chunks, 1, 1),
-            block=(threads, 1, 1),
-            stream=cuda_stream,
-            min_blocks_per_mp=1,  # registers are not scarce: loads may all be issued before the first use
-            use_pdl=True,
-        )
+        kernel = device(shard, inbox, peers, epochs, failure, out, rank, timeout_us)
+        launch_rows(kernel, shard.shape[0] * num_chunks, threads, 1, cuda_stream)
 
     return host

@@ -11,16 +11,17 @@ from cutlass import cute
 
 from kernel_specs.primitives.exchange import (
     Inbox,
-    await_packets,
     count_epoch,
     full,
     limit_of,
     load_word,
+    receive,
     send,
     values_of,
 )
 from kernel_specs.primitives.inbox import EPOCH_COLUMNS
 from kernel_specs.primitives.residual_boundary import WIDTH, Boundary, BoundaryRow
+from kernel_specs.primitives.row_cluster import launch_rows
 from kernel_specs.primitives.row_split import VECTOR
 
 COUNT = VECTOR // WIDTH  # packets of a thread: four columns of BF16 each
@@ -41,20 +42,13 @@ def allgather_gated_residual_rmsnorm(
         peers: cute.Tensor,
         epochs: cute.Tensor,
         failure: cute.Tensor,
-        stream: cute.Tensor,
-        post_weight: cute.Tensor | None,
-        alpha: cute.Tensor,
-        beta: cute.Tensor,
-        weight: cute.Tensor,
-        activation: cute.Tensor,
-        tap: cute.Tensor | None,
-        router_input: cute.Tensor | None,
+        tensors: tuple,
         rank: cutlass.Int32,
         timeout_us: cutlass.Int32,
         post_eps: cutlass.Float32,
         eps: cutlass.Float32,
     ) -> None:
-        row = BoundaryRow(boundary, post_weight, alpha, beta, weight)
+        row = BoundaryRow(boundary, tensors)
         mail = Inbox(inbox, peers, rank, world_size, shard.shape[0], shard_packets)
         targets = [mail.address_of(vector // shard_packets) for vector in row.mine]
         counter = row.token * EPOCH_COLUMNS + row.part
@@ -69,29 +63,21 @@ def allgather_gated_residual_rmsnorm(
         for i in cutlass.range_constexpr(COUNT):
             slot, packet = row.mine[i] // shard_packets, row.mine[i] % shard_packets
             send(mail.place(targets[i], slot, row.token, packet), own[i])
-        row.load_stream(stream)
+        row.load_stream()
 
-        packets = cute.make_rmem_tensor((COUNT,), cutlass.Int64)
-        places = cute.make_rmem_tensor((COUNT,), cutlass.Int64)
-        sources = cute.make_rmem_tensor((COUNT,), cutlass.Int32)
+        arriving = []
         for i in cutlass.range_constexpr(COUNT):
-            sources[i] = row.mine[i] // shard_packets
-            places[i] = mail.place_from(sources[i], row.token, row.mine[i] % shard_packets)
-        await_packets(packets, places, None, sources, COUNT, limit, failure)
+            source = row.mine[i] // shard_packets
+            arriving.append((mail.place_from(source, row.token, row.mine[i] % shard_packets), source))
+        packets = receive(arriving, limit, failure)
         y = row.post_normed(values_of(packets, 0, COUNT, cutlass.BFloat16), post_eps)
         count_epoch(epochs, counter, epoch)
-        row.finish(y, activation, tap, router_input, eps)
+        row.finish(y, eps)
 
     @cute.jit
-    def host(*arguments) -> None:  # which tensors exist depends on the statics, so the names are given here
+    def host(*arguments) -> None:  # which tensors exist depends on the statics: `split` names them
         exchange, tensors, scalars = arguments[:5], arguments[5:-5], arguments[-5:-1]
-        device(*exchange, *boundary.split(tensors), *scalars).launch(
-            grid=(arguments[0].shape[0] * cluster, 1, 1),
-            block=(threads, 1, 1),
-            cluster=(cluster, 1, 1) if cluster > 1 else None,
-            stream=arguments[-1],
-            min_blocks_per_mp=1,  # registers are not scarce: loads may all be issued before the first use
-            use_pdl=True,
-        )
+        kernel = device(*exchange, boundary.split(tensors), *scalars)
+        launch_rows(kernel, arguments[0].shape[0], threads, cluster, arguments[-1])
 
     return host

@@ -10,11 +10,11 @@ from cutlass import cute
 
 from kernel_specs.primitives.exchange import (
     Inbox,
-    await_packets,
     count_epoch,
     full,
     limit_of,
     load_word,
+    receive,
     send,
     send_if,
     values_of,
@@ -124,18 +124,12 @@ def allgather_rmsnorm_nvfp4_quantize_routing(
             else:
                 send_if(thread + i * THREADS < row_packets, target, own[i])
 
-        count = passes * COUNT
-        packets = cute.make_rmem_tensor((count,), cutlass.Int64)
-        places = cute.make_rmem_tensor((count,), cutlass.Int64)
-        sources = cute.make_rmem_tensor((count,), cutlass.Int32)
-        for i in cutlass.range_constexpr(passes):
-            source = read[i] * VECTOR // shard_size
-            for j in cutlass.range_constexpr(COUNT):
-                packet = read[i] * COUNT + j - source * shard_packets
-                places[i * COUNT + j] = mail.place_from(source, token, packet)
-                sources[i * COUNT + j] = source
-        awaited = None if all_norm else mine[passes - 1] < vectors
-        await_packets(packets, places, awaited, sources, count, limit, failure)
+        arriving = []
+        for vector in read:
+            source = vector * VECTOR // shard_size
+            first = vector * COUNT - source * shard_packets
+            arriving += [(mail.place_from(source, token, first + j), source) for j in range(COUNT)]
+        packets = receive(arriving, limit, failure, None if all_norm else mine[passes - 1] < vectors)
         values = [values_of(packets, i, COUNT, cutlass.BFloat16) for i in range(passes)]
         square_sum = sum_over_row([dot(each, each) for each in values])
         count_epoch(epochs, token, epoch)

@@ -12,16 +12,17 @@ from cutlass import cute
 from kernel_specs.allreduce_gated_residual_rmsnorm.two_shot import TwoShot
 from kernel_specs.primitives.exchange import (
     Inbox,
-    await_packets,
     count_epoch,
     full,
     limit_of,
     load_word,
+    receive,
     send,
-    values_of,
+    sum_in_rank_order,
 )
 from kernel_specs.primitives.inbox import EPOCH_COLUMNS
 from kernel_specs.primitives.residual_boundary import WIDTH, Boundary, BoundaryRow
+from kernel_specs.primitives.row_cluster import launch_rows
 from kernel_specs.primitives.row_split import VECTOR
 from kernel_specs.primitives.vector import round_bfloat16
 
@@ -40,7 +41,6 @@ def allreduce_gated_residual_rmsnorm(
 ) -> Callable[..., None]:
     """The host function of one specialization; its arguments are the specialization's, then the stream."""
     boundary = Boundary(hidden_size=hidden_size, threads=threads, cluster=cluster, **statics)
-    arriving = world_size * COUNT
 
     @cute.kernel
     def device(
@@ -53,20 +53,13 @@ def allreduce_gated_residual_rmsnorm(
         sum_peers: cute.Tensor | None,
         epochs: cute.Tensor,
         failure: cute.Tensor,
-        stream: cute.Tensor,
-        post_weight: cute.Tensor | None,
-        alpha: cute.Tensor,
-        beta: cute.Tensor,
-        weight: cute.Tensor,
-        activation: cute.Tensor,
-        tap: cute.Tensor | None,
-        router_input: cute.Tensor | None,
+        tensors: tuple,
         rank: cutlass.Int32,
         timeout_us: cutlass.Int32,
         post_eps: cutlass.Float32,
         eps: cutlass.Float32,
     ) -> None:
-        row = BoundaryRow(boundary, post_weight, alpha, beta, weight)
+        row = BoundaryRow(boundary, tensors)
         if cutlass.const_expr(shots == 1):
             mail = Inbox(inbox, peers, rank, world_size, partial.shape[0], hidden_size // WIDTH)
             targets = [mail.address_of(ahead) for ahead in range(world_size)]
@@ -89,42 +82,31 @@ def allreduce_gated_residual_rmsnorm(
                     send(mail.place(targets[slot], slot, row.token, row.mine[i]), own[i])
         else:
             exchange.send_row(own, epoch)
-        row.load_stream(stream)
+        row.load_stream()
 
         if cutlass.const_expr(shots == 1):
-            packets = cute.make_rmem_tensor((arriving,), cutlass.Int64)
-            places = cute.make_rmem_tensor((arriving,), cutlass.Int64)
-            sources = cute.make_rmem_tensor((arriving,), cutlass.Int32)
-            for source in cutlass.range_constexpr(world_size):
-                for i in cutlass.range_constexpr(COUNT):
-                    places[source * COUNT + i] = mail.place_from(source, row.token, row.mine[i])
-                    sources[source * COUNT + i] = cutlass.Int32(source)
-            await_packets(packets, places, None, sources, arriving, limit, failure)
-            branch = values_of(packets, 0, COUNT, cutlass.BFloat16)
-            for source in cutlass.range_constexpr(1, world_size):
-                branch = branch + values_of(packets, source, COUNT, cutlass.BFloat16)
+            arriving = [
+                (mail.place_from(source, row.token, vector), source)
+                for source in range(world_size)
+                for vector in row.mine
+            ]
+            branch = sum_in_rank_order(receive(arriving, limit, failure), world_size, COUNT, cutlass.BFloat16)
         else:
             branch = exchange.branch(limit, failure)
         if cutlass.const_expr(round_sum):
             branch = round_bfloat16(branch)
         y = row.post_normed(branch, post_eps)
         count_epoch(epochs, counter, epoch)
-        row.finish(y, activation, tap, router_input, eps)
+        row.finish(y, eps)
 
     @cute.jit
-    def host(*arguments) -> None:  # which tensors exist depends on the statics, so the names are given here
+    def host(*arguments) -> None:  # which tensors exist depends on the statics: names are given here and in `split`
         partial, *remaining = arguments[:-5]
         inboxes = [remaining.pop(0) for _ in range(2 if shots == 1 else 4)]
         inboxes = [*inboxes, *[None] * 4] if shots == 1 else [None, None, *inboxes]
         epochs, failure, *tensors = remaining
         scalars = arguments[-5:-1]
-        device(partial, *inboxes, epochs, failure, *boundary.split(tensors), *scalars).launch(
-            grid=(partial.shape[0] * cluster, 1, 1),
-            block=(threads, 1, 1),
-            cluster=(cluster, 1, 1) if cluster > 1 else None,
-            stream=arguments[-1],
-            min_blocks_per_mp=1,  # registers are not scarce: loads may all be issued before the first use
-            use_pdl=True,
-        )
+        kernel = device(partial, *inboxes, epochs, failure, boundary.split(tensors), *scalars)
+        launch_rows(kernel, partial.shape[0], threads, cluster, arguments[-1])
 
     return host

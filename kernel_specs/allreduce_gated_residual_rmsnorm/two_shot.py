@@ -9,7 +9,7 @@ b // world: so every warp sends a vector to one rank, in one piece, and every CT
 import cutlass
 from cutlass import cute
 
-from kernel_specs.primitives.exchange import Inbox, await_packets, full, send, send_if, values_of
+from kernel_specs.primitives.exchange import Inbox, full, receive, send, send_if, sum_in_rank_order, values_of
 from kernel_specs.primitives.residual_boundary import WIDTH, BoundaryRow
 from kernel_specs.primitives.row_split import VECTOR
 
@@ -61,31 +61,25 @@ class TwoShot:
         alike = warps % self.world_size == 0  # then a warp owns all of its vectors, or none
         for vectors in [tuple(range(COUNT))] if alike else [(i,) for i in range(COUNT)]:
             self._share_sums(vectors, limit, failure)
-        count = COUNT * SUM_PACKETS
-        packets, places, sources = _registers(count)
-        for i in range(COUNT):
+        arriving = []
+        for place, owner in zip(self.places, self.owners, strict=True):
             for piece in range(SUM_PACKETS):
-                at = i * SUM_PACKETS + piece
-                packet = self.places[i] * SUM_PACKETS + piece
-                places[at] = self.sum_mail.place_from(self.owners[i], self.row.token, packet)
-                sources[at] = self.owners[i]
-        await_packets(packets, places, None, sources, count, 2 * limit, failure)
-        return values_of(packets, 0, count, cutlass.Float32)
+                packet = place * SUM_PACKETS + piece
+                arriving.append((self.sum_mail.place_from(owner, self.row.token, packet), owner))
+        packets = receive(arriving, 2 * limit, failure)
+        return values_of(packets, 0, len(arriving), cutlass.Float32)
 
     def _share_sums(self, vectors: tuple[int, ...], limit: cutlass.Int64, failure: cute.Tensor) -> None:
         """Where these vectors are this rank's: sum them over the ranks, in rank order, and send the sums to all."""
         is_owner = self.owners[vectors[0]] == self.rank
         count = len(vectors)
-        packets, places, sources = _registers(self.world_size * count)
-        for source in range(self.world_size):
-            for i in range(count):
-                at = source * count + i
-                places[at] = self.row_mail.place_from(source, self.row.token, self.places[vectors[i]])
-                sources[at] = cutlass.Int32(source)
-        await_packets(packets, places, is_owner, sources, self.world_size * count, limit, failure)
-        total = values_of(packets, 0, count, cutlass.BFloat16)
-        for source in range(1, self.world_size):
-            total = total + values_of(packets, source, count, cutlass.BFloat16)
+        arriving = [
+            (self.row_mail.place_from(source, self.row.token, self.places[vector]), source)
+            for source in range(self.world_size)
+            for vector in vectors
+        ]
+        packets = receive(arriving, limit, failure, is_owner)
+        total = sum_in_rank_order(packets, self.world_size, count, cutlass.BFloat16)
         sums = cute.make_rmem_tensor((count * WIDTH,), cutlass.Float32)
         sums.store(total)
         words = cute.recast_tensor(sums, cutlass.Int64)
@@ -96,9 +90,3 @@ class TwoShot:
                     packet = self.places[vectors[vector]] * SUM_PACKETS + piece
                     target = self.sum_mail.place(self.sum_targets[ahead], ahead, self.row.token, packet)
                     send_if(is_owner, target, full(words[vector * SUM_PACKETS + piece], "float32"))
-
-
-def _registers(count: int) -> tuple[cute.Tensor, cute.Tensor, cute.Tensor]:
-    """Packets, their places, and the ranks that they come from."""
-    packets, places = (cute.make_rmem_tensor((count,), cutlass.Int64) for _ in range(2))
-    return packets, places, cute.make_rmem_tensor((count,), cutlass.Int32)

@@ -12,11 +12,11 @@ from cutlass import cute
 
 from kernel_specs.primitives.exchange import (
     Inbox,
-    await_packets,
     count_epoch,
     full,
     limit_of,
     load_word,
+    receive,
     send,
     send_if,
     values_of,
@@ -90,19 +90,15 @@ def expert_reduce_rmsnorm_combine(
         cute.arch.sync_threads()
         count_epoch(epochs, counter, epoch)
 
-        count = at_once * k * pieces
-        packets = cute.make_rmem_tensor((count,), cutlass.Int64)
-        places = cute.make_rmem_tensor((count,), cutlass.Int64)
-        sources = cute.make_rmem_tensor((count,), cutlass.Int32)
         totals = [None] * k
         for first in cutlass.range_constexpr(0, world_size, at_once):
-            for source in cutlass.range_constexpr(at_once):
-                for slot in cutlass.range_constexpr(k):
-                    for i in cutlass.range_constexpr(pieces):
-                        at = (source * k + slot) * pieces + i
-                        places[at] = row_mail.place_from(first + source, place * k + slot, mine * pieces + i)
-                        sources[at] = cutlass.Int32(first + source)
-            await_packets(packets, places, is_owner, sources, count, limit, failure)
+            arriving = [
+                (row_mail.place_from(first + source, place * k + slot, mine * pieces + i), first + source)
+                for source in range(at_once)
+                for slot in range(k)
+                for i in range(pieces)
+            ]
+            packets = receive(arriving, limit, failure, is_owner)
             for source in cutlass.range_constexpr(at_once):
                 for slot in cutlass.range_constexpr(k):
                     values = values_of(packets, source * k + slot, pieces, element)
@@ -114,14 +110,9 @@ def expert_reduce_rmsnorm_combine(
         result = full(cute.recast_tensor(rounded, cutlass.Int64)[0], "bfloat16")
         for ahead in cutlass.range_constexpr(1, world_size):
             send_if(is_owner, sum_mail.place(targets[ahead], ahead, place, mine), result)
-        packets = cute.make_rmem_tensor((1,), cutlass.Int64)
-        places = cute.make_rmem_tensor((1,), cutlass.Int64)
-        sources = cute.make_rmem_tensor((1,), cutlass.Int32)
-        places[0] = sum_mail.place_from(owner, place, mine)
-        sources[0] = owner
         # An owner that waits in vain ends first, and sends NaN: so it is the silent rank that gets named.
-        await_packets(packets, places, owner != rank, sources, 1, 2 * limit, failure)
-        cute.recast_tensor(out[token, None], cutlass.Int64)[mine] = cutlass.select_(is_owner, result, packets[0])
+        received = receive([(sum_mail.place_from(owner, place, mine), owner)], 2 * limit, failure, owner != rank)
+        cute.recast_tensor(out[token, None], cutlass.Int64)[mine] = cutlass.select_(is_owner, result, received[0])
 
     @cute.jit
     def host(

@@ -9,8 +9,8 @@ from typing import Any
 import cutlass
 from cutlass import cute
 
-from kernel_specs.primitives.residual_boundary import WIDTH, Boundary, BoundaryRow
-from kernel_specs.primitives.vector import load_float32
+from kernel_specs.primitives.residual_boundary import Boundary, BoundaryRow
+from kernel_specs.primitives.row_cluster import launch_rows
 
 
 def gated_residual_rmsnorm(**statics: Any) -> Callable[..., None]:
@@ -18,39 +18,19 @@ def gated_residual_rmsnorm(**statics: Any) -> Callable[..., None]:
     boundary = Boundary(**statics)
 
     @cute.kernel
-    def device(
-        branch: cute.Tensor,
-        stream: cute.Tensor,
-        post_weight: cute.Tensor | None,
-        alpha: cute.Tensor,
-        beta: cute.Tensor,
-        weight: cute.Tensor,
-        activation: cute.Tensor,
-        tap: cute.Tensor | None,
-        router_input: cute.Tensor | None,
-        post_eps: cutlass.Float32,
-        eps: cutlass.Float32,
-    ) -> None:
-        row = BoundaryRow(boundary, post_weight, alpha, beta, weight)
+    def device(branch: cute.Tensor, tensors: tuple, post_eps: cutlass.Float32, eps: cutlass.Float32) -> None:
+        row = BoundaryRow(boundary, tensors)
         cute.arch.griddepcontrol_wait()
         cute.arch.griddepcontrol_launch_dependents()
 
-        z = load_float32(branch[row.token, None], row.mine, WIDTH)
-        row.load_stream(stream)
-        y = row.post_normed(z, post_eps)
-        row.finish(y, activation, tap, router_input, eps)
+        z = row.load(branch[row.token, None])
+        row.load_stream()
+        row.finish(row.post_normed(z, post_eps), eps)
 
     @cute.jit
-    def host(*arguments) -> None:  # which tensors exist depends on the statics, so the names are given here
-        branch, *tensors = arguments[:-3]
-        post_eps, eps, cuda_stream = arguments[-3:]
-        device(branch, *boundary.split(tensors), post_eps, eps).launch(
-            grid=(branch.shape[0] * boundary.cluster, 1, 1),
-            block=(boundary.threads, 1, 1),
-            cluster=(boundary.cluster, 1, 1) if boundary.cluster > 1 else None,
-            stream=cuda_stream,
-            min_blocks_per_mp=1,  # registers are not scarce: loads may all be issued before the first use
-            use_pdl=True,
-        )
+    def host(*arguments) -> None:  # which tensors exist depends on the statics: `split` names them
+        branch, *tensors, post_eps, eps, cuda_stream = arguments
+        kernel = device(branch, boundary.split(tensors), post_eps, eps)
+        launch_rows(kernel, branch.shape[0], boundary.threads, boundary.cluster, cuda_stream)
 
     return host

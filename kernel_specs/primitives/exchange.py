@@ -85,8 +85,29 @@ def limit_of(failure: cute.Tensor, timeout_us: cutlass.Int32) -> cutlass.Int64:
     return cutlass.Int64(cutlass.select_(waits, cutlass.Int64(timeout_us) * NANOSECONDS, cutlass.Int64(0)))
 
 
+def receive(
+    arriving: list[tuple[cutlass.Int64, int | cutlass.Int32]],
+    limit: cutlass.Int64,
+    failure: cute.Tensor,
+    wanted: cutlass.Boolean | None = None,
+) -> cute.Tensor:
+    """The packets that arrive at these places, in registers; zeros are left there.
+
+    arriving: the address of each, and the rank that it comes from, to be named when it is silent. wanted: whether
+    anything will come; if not, packets are zeros.
+    """
+    count = len(arriving)
+    packets, places = (cute.make_rmem_tensor((count,), cutlass.Int64) for _ in range(2))
+    sources = cute.make_rmem_tensor((count,), cutlass.Int32)
+    for i, (place, source) in enumerate(arriving):
+        places[i] = place
+        sources[i] = cutlass.Int32(source)
+    _await(packets, places, wanted, sources, count, limit, failure)
+    return packets
+
+
 @cute.jit
-def await_packets(
+def _await(
     packets: cute.Tensor,
     places: cute.Tensor,
     wanted: cutlass.Boolean | None,
@@ -95,11 +116,6 @@ def await_packets(
     limit: cutlass.Int64,
     failure: cute.Tensor,
 ) -> None:
-    """Fill `packets` with what arrives at `places` (registers, `count` of each) and leave zeros there.
-
-    wanted: whether anything will come; if not, packets are zeros. sources: the rank that each comes from, to be named
-    when it is silent.
-    """
     expected = cutlass.Boolean(True) if cutlass.const_expr(wanted is None) else wanted
     packets.fill(0)
     started = cutlass.Int64(0)
@@ -139,6 +155,14 @@ def values_of(packets: cute.Tensor, index: int, count: int, dtype: type) -> cute
     for i in range(count):
         words[i] = packets[index * count + i]
     return values.load().to(cutlass.Float32)
+
+
+def sum_in_rank_order(packets: cute.Tensor, world_size: int, count: int, dtype: type) -> cute.TensorSSA:
+    """The sum over the ranks of `count` packets from each, FP32, one addition after the other."""
+    total = values_of(packets, 0, count, dtype)
+    for source in range(1, world_size):
+        total = total + values_of(packets, source, count, dtype)
+    return total
 
 
 @cute.jit

@@ -4,14 +4,14 @@ What it computes is in gated_residual_rmsnorm's spec. The branch comes from whoe
 thread's vectors.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import cutlass
 from cutlass import cute
 
-from kernel_specs.primitives.reduce import RowSum
-from kernel_specs.primitives.row_split import VECTOR, thread_vectors
-from kernel_specs.primitives.vector import dot, load_float32, round_bfloat16, store_rounded
+from kernel_specs.primitives.normed_row import NormedRow
+from kernel_specs.primitives.vector import round_bfloat16
 
 # Elements of a 16-byte FP32 vector: a warp's accesses to the stream are then contiguous, as those to BF16 rows still
 # are. Eight in a row would touch every second 16 bytes twice, which costs up to a quarter of the launch.
@@ -31,9 +31,6 @@ class Boundary:
     threads: int
     cluster: int
 
-    def __post_init__(self) -> None:
-        assert self.threads * self.cluster * VECTOR == self.hidden_size
-
     @property
     def weighted_post(self) -> bool:
         return self.post_norm == "input_scale"
@@ -42,7 +39,7 @@ class Boundary:
     def draft(self) -> bool:
         return self.mode == "draft"
 
-    def split(self, tensors: list) -> tuple:
+    def split(self, tensors: Sequence[cute.Tensor]) -> tuple[cute.Tensor | None, ...]:
         """stream, post_weight, alpha, beta, weight, activation, tap, router_input; None where there is none."""
         remaining = iter(tensors)
         stream = next(remaining)
@@ -53,46 +50,40 @@ class Boundary:
         return stream, post_weight, alpha, beta, weight, activation, tap, router_input
 
 
-class BoundaryRow:
+class BoundaryRow(NormedRow):
     """A thread's part of one row, from before `griddepcontrol.wait`: parameters do not depend on the launch before."""
 
-    def __init__(self, boundary: Boundary, post_weight, alpha, beta, weight) -> None:
-        thread, _, _ = cute.arch.thread_idx()
-        block, _, _ = cute.arch.block_idx()
+    def __init__(self, boundary: Boundary, tensors: tuple[cute.Tensor | None, ...]) -> None:
+        """`tensors` as `Boundary.split` returns them."""
+        stream, post_weight, alpha, beta, weight, activation, tap, router_input = tensors
+        super().__init__(boundary.hidden_size, boundary.threads, boundary.cluster, WIDTH, norms=2)
         self.boundary = boundary
-        self.token, self.part = block // boundary.cluster, block % boundary.cluster
-        self.mine = thread_vectors(self.part, thread, boundary.threads, WIDTH)
-        self.row_sum = RowSum(boundary.threads, boundary.cluster, exchanges=2)
+        self.stream, self.activation, self.tap, self.router_input = stream, activation, tap, router_input
         if boundary.weighted_post:
-            self.post_gain = load_float32(post_weight, self.mine, WIDTH) + 1.0
-        self.keep = load_float32(alpha, self.mine, WIDTH)
-        self.take = load_float32(beta, self.mine, WIDTH)
-        self.gain = load_float32(weight, self.mine, WIDTH) + boundary.gain_center
-        self.row_sum.ready()
+            self.post_gain = self.load(post_weight) + 1.0
+        self.keep = self.load(alpha)
+        self.take = self.load(beta)
+        self.gain = self.load(weight) + boundary.gain_center
+        self.ready()
 
-    def load_stream(self, stream: cute.Tensor) -> None:
+    def load_stream(self) -> None:
         """Behind the wait, and before the branch is there: its latency passes meanwhile."""
-        self.stream = stream[self.token, None]
-        self.previous = load_float32(self.stream, self.mine, WIDTH)
+        self.previous = self.load(self.stream[self.token, None])
 
     def post_normed(self, branch: cute.TensorSSA, post_eps: cutlass.Float32) -> cute.TensorSSA:
         """y. All threads of the row have come here when it returns."""
-        z = branch * self.post_gain if self.boundary.weighted_post else branch
-        square_sum = self.row_sum.all_reduce(0, dot(z, z))
-        y = z * cute.math.rsqrt(square_sum / self.boundary.hidden_size + post_eps, fastmath=True)
+        y = self.normed(branch * self.post_gain if self.boundary.weighted_post else branch, post_eps)
         return round_bfloat16(y) if self.boundary.draft else y
 
-    def finish(self, y: cute.TensorSSA, activation, tap, router_input, eps: cutlass.Float32) -> None:
+    def finish(self, y: cute.TensorSSA, eps: cutlass.Float32) -> None:
         """Blend, norm, and write all outputs."""
-        boundary = self.boundary
         x = self.keep * self.previous + self.take * y
-        store_rounded(self.stream, self.mine, x)
-        if boundary.write_tap:
-            store_rounded(tap[self.token, None], self.mine, x)
-        if boundary.draft:
+        self.store(self.stream[self.token, None], x)
+        if self.boundary.write_tap:
+            self.store(self.tap[self.token, None], x)
+        if self.boundary.draft:
             x = round_bfloat16(x)
-        square_sum = self.row_sum.all_reduce(1, dot(x, x))
-        normed = x * cute.math.rsqrt(square_sum / boundary.hidden_size + eps, fastmath=True) * self.gain
-        store_rounded(activation[self.token, None], self.mine, normed)
-        if boundary.write_router_input:
-            store_rounded(router_input[self.token, None], self.mine, normed)
+        n = self.normed(x, eps) * self.gain
+        self.store(self.activation[self.token, None], n)
+        if self.boundary.write_router_input:
+            self.store(self.router_input[self.token, None], n)
