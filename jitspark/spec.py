@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from jitspark.constraints import AtLeast, AtMost, Constraint, Divisible
+from jitspark.constraints import AtLeast, AtMost, Constraint, Divisible, Equals, OneOf, names_in
 from jitspark.errors import SpecError
 
 __all__ = [
     "CONST", "DTYPE_BYTES", "VAR", "Argument", "AtLeast", "AtMost", "AxisKind", "Case", "Constraint", "Divisible",
-    "KernelSpec", "Scalar", "Specialization", "Static", "Tensor",
+    "Equals", "KernelSpec", "OneOf", "Scalar", "Specialization", "Static", "Tensor",
 ]  # fmt: skip
 
 DTYPE_BYTES = MappingProxyType(
@@ -150,6 +150,7 @@ class KernelSpec:
         roles = {role: choices[0] for role, choices in self.dtypes.items() if len(choices) == 1}
         roles |= dict(dtypes or {})
         _require_names(self.name, "axis", known, chosen)
+        _require_sizes(self.name, chosen)
         _require_choices(self.name, "dtype role", self.dtypes, roles)
         _require_choices(self.name, "static", self.statics, statics)
         made = Specialization(self, chosen, roles, dict(statics))
@@ -218,6 +219,11 @@ def _check_declaration(spec: KernelSpec) -> None:
         raise _declaration_error(spec, f"the name {repeated[0]!r} twice", needed)
     for problem in _argument_problems(spec):
         raise _declaration_error(spec, problem, "arguments made of the spec's own axes, dtypes and statics")
+    for constraint in spec.constraints:
+        unknown = [name for name in names_in(constraint) if name not in spec.axes and name not in spec.statics]
+        if unknown:
+            found = f"a constraint on {constraint.name} with the unknown name {unknown[0]!r}"
+            raise _declaration_error(spec, found, "constraints on the spec's own axes and statics")
 
 
 def _argument_problems(spec: KernelSpec) -> Iterator[str]:
@@ -260,6 +266,17 @@ def _require_names(where: str, what: str, known: set[str], chosen: Mapping[str, 
             needed=f"exactly {', '.join(sorted(known)) or 'none'}",
             remedy=f"See kernel_specs/{where}/spec.py.",
         )
+
+
+def _require_sizes(where: str, chosen: Mapping[str, object]) -> None:
+    for name, size in chosen.items():
+        if type(size) is not int or size < 1:
+            raise SpecError(
+                where=where,
+                found=f"axis {name}={size!r}",
+                needed="a whole number of at least 1",
+                remedy=f"See kernel_specs/{where}/spec.py.",
+            )
 
 
 def _require_choices(

@@ -99,7 +99,8 @@ def fake_arguments(specialization: Specialization) -> list[Any]:
 
 def _divisor(specialization: Specialization, axis: str) -> int:
     """What the spec's constraints promise about a run-time extent."""
-    rules = [c.by for c in specialization.spec.constraints if isinstance(c, Divisible) and c.name == axis]
+    declared = specialization.spec.constraints
+    rules = [c.by for c in declared if isinstance(c, Divisible) and c.name == axis and c.when is None]
     return max((by for by in rules if isinstance(by, int)), default=1)
 
 

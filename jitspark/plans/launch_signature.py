@@ -94,10 +94,8 @@ def _argument(content: Mapping[str, Any], dtypes: Mapping[str, str]) -> Argument
 
 
 def _constraint(content: Mapping[str, Any]) -> Constraint:
-    fields = {name: item for name, item in content.items() if name != "kind"}
-    kinds = {kind.__name__: kind for kind in (constraints.Divisible, constraints.AtMost, constraints.AtLeast)}
-    made: Constraint = kinds[content["kind"]](**fields, because="as its spec says")
-    return made
+    fields = {name: tuple(item) if isinstance(item, list) else item for name, item in content.items() if name != "kind"}
+    return constraints.KINDS[content["kind"]](**fields, because="as its spec says")
 
 
 def _with_reason(constraint: Constraint, kernel: str) -> Constraint:

@@ -10,7 +10,7 @@ arguments; epochs: one per row and chunk of a shard's columns).
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from jitspark.spec import CONST, VAR, AtLeast, AtMost, Case, Divisible, KernelSpec, Scalar, Specialization, Tensor
+from jitspark.spec import CONST, VAR, Case, Divisible, Equals, KernelSpec, OneOf, Scalar, Specialization, Tensor
 from jitspark.target import TARGETS
 from kernel_specs.primitives.inbox import HALVES, WORLD_SIZES
 
@@ -71,10 +71,14 @@ SPEC = KernelSpec(
         Scalar("timeout_us", "int32"),
     ),
     constraints=(
-        Divisible("full_size", by="shard_size", because="every rank has as many columns"),
+        Equals("full_size", "shard_size * world_size", because="every rank has as many columns"),
         Divisible("shard_size", by=PACKET, because="columns travel in packets of 8 bytes"),
-        AtLeast("world_size", WORLD_SIZES[0], because="a rank alone has nothing to exchange"),
-        AtMost("world_size", WORLD_SIZES[-1], because="a thread holds a packet of every rank"),
+        OneOf("world_size", WORLD_SIZES, because="a thread holds a packet of every rank"),
+        Equals(
+            "num_chunks",
+            f"ceil_div(shard_size, {PACKET} * threads)",
+            because="a thread has a packet",
+        ),
     ),
     targets=TARGETS,
     kernel="kernel:allgather_columns",

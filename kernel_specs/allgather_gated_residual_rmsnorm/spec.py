@@ -9,7 +9,7 @@ The ranks exchange as in allreduce_gated_residual_rmsnorm: see its arguments the
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from jitspark.spec import CONST, VAR, AtLeast, AtMost, Case, Divisible, KernelSpec, Scalar, Specialization, Tensor
+from jitspark.spec import CONST, VAR, Case, Divisible, Equals, KernelSpec, OneOf, Scalar, Specialization, Tensor
 from jitspark.target import TARGETS
 from kernel_specs.allreduce_gated_residual_rmsnorm.spec import BOUNDARY, CONTROL, PEERS, boundary_cases
 from kernel_specs.gated_residual_rmsnorm import spec as boundary_spec
@@ -65,10 +65,9 @@ SPEC = KernelSpec(
     ),
     constraints=(
         *boundary_spec.SPEC.constraints,
-        Divisible("hidden_size", by="shard_size", because="every rank has as many columns"),
+        Equals("hidden_size", "shard_size * world_size", because="every rank has as many columns"),
         Divisible("shard_size", by=2 * PACKET, because="a thread sends two packets of one shard"),
-        AtLeast("world_size", WORLD_SIZES[0], because="a rank alone has nothing to exchange"),
-        AtMost("world_size", WORLD_SIZES[-1], because="no larger world was tried"),
+        OneOf("world_size", WORLD_SIZES, because="no other worlds were tried"),
     ),
     targets=TARGETS,
     kernel="kernel:allgather_gated_residual_rmsnorm",

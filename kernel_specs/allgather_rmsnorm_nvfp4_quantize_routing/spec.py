@@ -13,7 +13,7 @@ the next one begin, which may therefore read it before `griddepcontrol.wait`. We
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from jitspark.spec import CONST, VAR, AtLeast, AtMost, Case, Divisible, KernelSpec, Scalar, Specialization, Tensor
+from jitspark.spec import CONST, VAR, AtMost, Case, Divisible, Equals, KernelSpec, OneOf, Scalar, Specialization, Tensor
 from jitspark.target import TARGETS
 from kernel_specs.primitives.inbox import HALVES, WORLD_SIZES
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:  # cases are checked where no geometry library is installed
 BLOCK = 16  # columns that share a scale
 VECTOR = 8  # columns of a thread, all of one rank's
 THREADS = 256  # of a CTA that has a row
+# Whole warps share a row, once or in passes of all threads; their sums are added in pairs.
+HIDDEN_SIZES = (*(32 * VECTOR * warps for warps in range(1, 8)), *(VECTOR * THREADS << doubled for doubled in range(4)))
 MAX_TOKENS, MAX_EXPERTS = 64, 256
 ROWS_BY_SHARD = ("num_tokens", "shard_size")
 TOKENS_BY_SLOT = ("num_tokens", "num_experts_per_tok")
@@ -93,15 +95,15 @@ SPEC = KernelSpec(
         Scalar("eps", "float32"),
     ),
     constraints=(
-        Divisible("hidden_size", by="shard_size", because="every rank has as many columns"),
-        Divisible("hidden_size", by=32 * VECTOR, because="every lane of a warp owns one 16-byte vector of BF16"),
-        Divisible("hidden_size", by="packed_size", because="a byte holds two columns"),
-        Divisible("hidden_size", by="num_blocks", because="a scale serves 16 columns"),
+        Equals("hidden_size", "shard_size * world_size", because="every rank has as many columns"),
+        OneOf("hidden_size", HIDDEN_SIZES, because="whole warps share a row, whose sums are added in pairs"),
+        Equals("hidden_size", "2 * packed_size", because="a byte holds two columns"),
+        Equals("hidden_size", f"{BLOCK} * num_blocks", because="a scale serves 16 columns"),
         Divisible("shard_size", by=VECTOR, because="a thread's columns come from one rank"),
-        AtLeast("world_size", WORLD_SIZES[0], because="a rank alone has nothing to exchange"),
+        OneOf("world_size", WORLD_SIZES, because="no other worlds were tried"),
         AtMost("num_tokens", MAX_TOKENS, because="an expert's tokens are one bit each"),
         AtMost("num_experts", MAX_EXPERTS, because="a thread schedules one expert"),
-        AtLeast("num_offsets", "num_experts", because="each expert's routes begin somewhere, and the last ones' end"),
+        Equals("num_offsets", "num_experts + 1", because="every expert's routes begin and end somewhere"),
         AtMost("num_experts_per_tok", "num_experts", because="a token chooses different experts"),
         AtMost("num_experts_per_tok", 8, because="eight lanes add up a token's scores"),
     ),
@@ -131,9 +133,7 @@ def serving(experts: "Experts", world_size: int) -> Specialization:
 
 
 def serves(experts: "Experts") -> bool:
-    """Whether the columns of a row are one pass of a CTA's threads, or a power of two of whole ones."""
-    passes, rest = divmod(experts.moe_hidden_size, VECTOR * THREADS)
-    return passes == 0 or (rest == 0 and passes & (passes - 1) == 0)
+    return experts.moe_hidden_size in HIDDEN_SIZES
 
 
 def specializations(deployment: "Deployment") -> Iterator[Specialization]:

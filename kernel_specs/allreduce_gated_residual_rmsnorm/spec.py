@@ -22,19 +22,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from jitspark.spec import (
-    CONST,
-    VAR,
-    AtLeast,
-    AtMost,
-    Case,
-    Divisible,
-    KernelSpec,
-    Scalar,
-    Specialization,
-    Static,
-    Tensor,
-)
+from jitspark.spec import CONST, VAR, Case, Divisible, Equals, KernelSpec, OneOf, Scalar, Specialization, Static, Tensor
 from jitspark.target import TARGETS
 from kernel_specs.gated_residual_rmsnorm import spec as boundary_spec
 from kernel_specs.gated_residual_rmsnorm.spec import TOKENS_BY_HIDDEN, Boundary
@@ -107,9 +95,9 @@ SPEC = KernelSpec(
     ),
     constraints=(
         *boundary_spec.SPEC.constraints,
-        AtLeast("world_size", WORLD_SIZES[0], because="a rank alone has nothing to exchange"),
-        AtMost("world_size", WORLD_SIZES[-1], because="a thread holds its columns of every rank's row"),
-        Divisible("hidden_size", by="shard_size", because="every rank sums as many columns"),
+        OneOf("world_size", WORLD_SIZES, because="a thread holds its columns of every rank's row"),
+        Equals("hidden_size", "shard_size * world_size", because="every rank sums as many columns"),
+        Divisible("shard_size", by=BLOCK, because="a rank sums whole blocks of columns", when=("shots", 2)),
     ),
     targets=TARGETS,
     kernel="kernel:allreduce_gated_residual_rmsnorm",

@@ -19,7 +19,7 @@ behind that.
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from jitspark.spec import CONST, VAR, AtLeast, AtMost, Case, Divisible, KernelSpec, Scalar, Specialization, Tensor
+from jitspark.spec import CONST, VAR, AtMost, Case, Divisible, Equals, KernelSpec, Scalar, Specialization, Tensor
 from jitspark.target import TARGETS
 from kernel_specs.primitives.grouped_tiling import MAX_STAGES, PASS_ROWS, choose
 
@@ -107,9 +107,9 @@ SPEC = KernelSpec(
     ),
     constraints=(
         AtMost("num_tokens", MAX_TOKENS, because="a decode step has at most 64 rows"),
-        AtLeast("num_offsets", "num_experts", because="each expert's routes begin somewhere, and the last ones' end"),
+        Equals("num_offsets", "num_experts + 1", because="every expert's routes begin and end somewhere"),
         Divisible("intermediate_width", by="tile_columns", because="K is cut into whole pipeline stages"),
-        Divisible("moe_hidden_size", by=32, because="a tile has 32 weight rows"),
+        Divisible("moe_hidden_size", by="32 * cta_tiles", because="a tile has 32 weight rows"),
     ),
     targets=TARGETS,
     kernel="kernel:bf16_grouped_gemm_partial",

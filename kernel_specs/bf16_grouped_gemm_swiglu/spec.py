@@ -22,7 +22,7 @@ launch two places behind this one may rely on the schedule before its own wait.
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from jitspark.spec import CONST, VAR, AtLeast, AtMost, Case, Divisible, KernelSpec, Scalar, Specialization, Tensor
+from jitspark.spec import CONST, VAR, AtMost, Case, Divisible, Equals, KernelSpec, Scalar, Specialization, Tensor
 from jitspark.target import TARGETS
 from kernel_specs.primitives.grouped_tiling import MAX_STAGES, PASS_ROWS, choose
 
@@ -111,10 +111,10 @@ SPEC = KernelSpec(
     ),
     constraints=(
         AtMost("num_tokens", MAX_TOKENS, because="a decode step has at most 64 rows"),
-        AtLeast("num_offsets", "num_experts", because="each expert's routes begin somewhere, and the last ones' end"),
+        Equals("num_offsets", "num_experts + 1", because="every expert's routes begin and end somewhere"),
         Divisible("moe_hidden_size", by="tile_columns", because="K is cut into whole pipeline stages"),
-        Divisible("gate_up_rows", by="intermediate_width", because="an output's weights are a gate and an up row"),
-        Divisible("intermediate_width", by=16, because="a tile has 16 gate and 16 up rows"),
+        Equals("gate_up_rows", "2 * intermediate_width", because="an output's weights are a gate and an up row"),
+        Divisible("intermediate_width", by="16 * cta_tiles", because="a tile has 16 gate and 16 up rows"),
     ),
     targets=TARGETS,
     kernel="kernel:bf16_grouped_gemm_swiglu",

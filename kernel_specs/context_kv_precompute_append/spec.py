@@ -18,7 +18,7 @@ first of which must trigger its dependents after its own wait.
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from jitspark.spec import CONST, VAR, AtMost, Case, Divisible, KernelSpec, Scalar, Specialization, Tensor
+from jitspark.spec import CONST, VAR, AtMost, Case, Equals, KernelSpec, Scalar, Specialization, Tensor
 from jitspark.target import TARGETS
 
 if TYPE_CHECKING:  # cases are checked where no geometry library is installed
@@ -85,8 +85,11 @@ SPEC = KernelSpec(
         Scalar("eps", "float32"),
     ),
     constraints=(
-        Divisible("kv_size", by=2 * HEAD_DIM, because="a layer has as many k as v heads"),
-        Divisible("kv_size", by="num_layers", because="every layer has as many heads"),
+        Equals(
+            "kv_size",
+            f"{2 * HEAD_DIM} * num_kv_heads * num_layers",
+            because="every layer has as many heads, and as many k as v heads",
+        ),
         AtMost(
             "num_kv_heads", MAX_KV_HEADS, because="one CTA holds a row's k and v heads of a layer, eight lanes each"
         ),

@@ -19,7 +19,7 @@ one (the experts' GEMMs), the first of which must trigger its dependents after i
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from jitspark.spec import CONST, VAR, AtMost, Case, Divisible, KernelSpec, Scalar, Specialization, Static, Tensor
+from jitspark.spec import CONST, VAR, Case, Divisible, Equals, KernelSpec, OneOf, Scalar, Specialization, Static, Tensor
 from jitspark.target import TARGETS
 
 if TYPE_CHECKING:  # cases are checked where no geometry library is installed
@@ -80,9 +80,8 @@ SPEC = KernelSpec(
     ),
     constraints=(
         Divisible("moe_hidden_size", by=32 * VECTOR, because="every lane of a warp owns four columns"),
-        Divisible("moe_hidden_size", by="threads", because="the threads of a row share it evenly"),
-        AtMost("num_experts_per_tok", 8, because="a thread holds its columns of all of a token's rows"),
-        Divisible("num_experts_per_tok", by=2, because="the lanes of a warp share a token's sums of squares evenly"),
+        Equals("moe_hidden_size", f"{VECTOR} * threads * cluster", because="each thread of a row has a vector of it"),
+        OneOf("num_experts_per_tok", (2, 4, 8), because="the lanes of a warp share a token's sums of squares evenly"),
     ),
     targets=TARGETS,
     kernel="kernel:expert_combine_rmsnorm",

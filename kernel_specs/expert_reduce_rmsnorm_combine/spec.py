@@ -26,19 +26,7 @@ GPU holds at once gets through too.
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from jitspark.spec import (
-    CONST,
-    VAR,
-    AtLeast,
-    AtMost,
-    Case,
-    Divisible,
-    KernelSpec,
-    Scalar,
-    Specialization,
-    Static,
-    Tensor,
-)
+from jitspark.spec import CONST, VAR, Case, Divisible, Equals, KernelSpec, OneOf, Scalar, Specialization, Static, Tensor
 from jitspark.target import TARGETS
 from kernel_specs.primitives.inbox import EPOCH_COLUMNS, HALVES, WORLD_SIZES
 
@@ -117,11 +105,9 @@ SPEC = KernelSpec(
     ),
     constraints=(
         Divisible("moe_hidden_size", by=32 * VECTOR, because="every lane of a warp owns four columns"),
-        Divisible("moe_hidden_size", by="threads", because="the threads of a row share it evenly"),
-        AtMost("num_experts_per_tok", 8, because="a thread holds its columns of all of a token's rows"),
-        Divisible("num_experts_per_tok", by=2, because="the lanes of a warp share a token's sums of squares evenly"),
-        AtLeast("world_size", WORLD_SIZES[0], because="a rank alone has nothing to exchange"),
-        AtMost("world_size", WORLD_SIZES[-1], because="no larger world was tried"),
+        Equals("moe_hidden_size", f"{VECTOR} * threads * cluster", because="each thread of a row has a vector of it"),
+        OneOf("num_experts_per_tok", (2, 4, 8), because="the lanes of a warp share a token's sums of squares evenly"),
+        OneOf("world_size", WORLD_SIZES, because="no other worlds were tried"),
     ),
     targets=TARGETS,
     kernel="kernel:expert_reduce_rmsnorm_combine",

@@ -14,7 +14,7 @@ FP32 inside; the roundings named here are the only ones. A tensor that a static 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from jitspark.spec import CONST, VAR, Case, Divisible, KernelSpec, Scalar, Specialization, Static, Tensor
+from jitspark.spec import CONST, VAR, Case, Divisible, Equals, KernelSpec, Scalar, Specialization, Static, Tensor
 from jitspark.target import TARGETS
 from kernel_specs.primitives.row_split import CLUSTERS, THREADS, TOKEN_CLASSES, VECTOR, row_split
 
@@ -109,7 +109,7 @@ SPEC = KernelSpec(
     ),
     constraints=(
         Divisible("hidden_size", by=32 * VECTOR, because="every lane of a warp owns one 16-byte vector of BF16"),
-        Divisible("hidden_size", by="threads", because="the threads of a row share it evenly"),
+        Equals("hidden_size", f"{VECTOR} * threads * cluster", because="each thread of a row has a vector of it"),
     ),
     targets=TARGETS,
     kernel="kernel:gated_residual_rmsnorm",

@@ -10,10 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from jitspark.constraints import AtMost, Divisible
-from jitspark.spec import CONST, VAR, Case, KernelSpec, Specialization, Tensor
+from jitspark.spec import CONST, VAR, AtMost, Case, Divisible, Equals, KernelSpec, Specialization, Tensor
 from jitspark.target import TARGETS
-from kernel_specs.skinny_gemm_bf16.tiling import BLOCK_COLUMNS, MAX_STAGES, MAX_TOKENS, SPLITS, Tiling
+from kernel_specs.skinny_gemm_bf16.tiling import BLOCK_COLUMNS, K_SHARE, MAX_STAGES, MAX_TOKENS, SPLITS, Tiling
 
 if TYPE_CHECKING:  # cases are checked where no geometry library is installed
     from jitspark.geometry import Deployment
@@ -139,7 +138,8 @@ SPEC = KernelSpec(
         AtMost("num_tokens", "max_tokens", because="a CTA multiplies its weights with all tokens at once"),
         Divisible("in_features", by=BLOCK_COLUMNS, because="a bulk copy's row is 128 bytes"),
         Divisible("group_rows", by="tile_rows", because="a CTA's rows belong to one group"),
-        Divisible("out_features", by="group_rows", because="the outputs of the groups lie side by side"),
+        Equals("out_features", "groups * group_rows", because="the outputs of the groups lie side by side"),
+        *K_SHARE,
     ),
     targets=TARGETS,
     kernel="kernel:grouped_skinny_gemm_bf16",

@@ -28,10 +28,33 @@ The weights are read before `griddepcontrol.wait`.
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from jitspark.constraints import AtMost, Divisible
-from jitspark.spec import CONST, VAR, Case, KernelSpec, Scalar, Specialization, Tensor
+from jitspark.spec import (
+    CONST,
+    VAR,
+    AtLeast,
+    AtMost,
+    Case,
+    Divisible,
+    Equals,
+    KernelSpec,
+    Scalar,
+    Specialization,
+    Tensor,
+)
 from jitspark.target import TARGETS
-from kernel_specs.markov_gumbel_sampling.tiling import LANES, MAX_REQUESTS, MAX_WARPS, PIECE, Tiling, choose
+from kernel_specs.markov_gumbel_sampling.tiling import (
+    EXCHANGE_WORDS,
+    LANES,
+    MAX_CTAS,
+    MAX_REQUESTS,
+    MAX_WARPS,
+    NUM_CTAS,
+    PIECE,
+    RESIDENT_BYTES,
+    SHARED_WEIGHTS,
+    Tiling,
+    choose,
+)
 from kernel_specs.primitives.candidate_words import TOKEN_BITS
 
 if TYPE_CHECKING:  # cases are checked where no geometry library is installed
@@ -183,6 +206,11 @@ SPEC = KernelSpec(
         AtMost("world_size", LANES, because="a lane sends to each rank"),
         AtMost("vocab_size", 1 << TOKEN_BITS, because="a token id shares 32 bits with the epoch"),
         AtMost("resident_blocks", "warp_blocks", because="no more stays than there is"),
+        AtMost(RESIDENT_BYTES, SHARED_WEIGHTS, because="what stays lies in shared memory"),
+        AtMost(NUM_CTAS, MAX_CTAS, because="all CTAs run at once: each waits for all others"),
+        Equals("exchange_words", EXCHANGE_WORDS, because="a header, and a slot per step, request and CTA"),
+        Equals("world_size", 1, because="with more ranks winners are exchanged", when=("exchanged", False)),
+        AtLeast("world_size", 2, because="a rank alone has nothing to exchange", when=("exchanged", True)),
     ),
     targets=TARGETS,
     kernel="kernel:markov_gumbel_sampling",

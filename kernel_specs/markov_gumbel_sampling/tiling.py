@@ -15,6 +15,11 @@ HEADER = 16  # words before the slots of the exchange
 LAUNCHES, STUCK = 0, 1  # words of the header
 SHARED_WEIGHTS = 208 * 1024  # of the 227 KB that a CTA may have
 
+# The sizes of a `Tiling` that a spec's constraints speak of, as amounts.
+NUM_CTAS = f"ceil_div(vocab_rows, {ROWS} * warps * warp_blocks)"
+EXCHANGE_WORDS = f"{HEADER} + {MAX_REQUESTS} * num_steps * {NUM_CTAS}"
+RESIDENT_BYTES = f"{ROWS} * warps * resident_blocks * (128 * (markov_rank // 64) + 64)"
+
 
 @dataclass(frozen=True, slots=True)
 class Tiling:

@@ -24,7 +24,19 @@ GEMM), which must trigger its dependents after its own wait, as this launch does
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from jitspark.spec import CONST, VAR, AtMost, Case, Divisible, KernelSpec, Scalar, Specialization, Static, Tensor
+from jitspark.spec import (
+    CONST,
+    VAR,
+    AtMost,
+    Case,
+    Divisible,
+    Equals,
+    KernelSpec,
+    Scalar,
+    Specialization,
+    Static,
+    Tensor,
+)
 from jitspark.target import TARGETS
 from kernel_specs.primitives.nvfp4_tiling import (
     BLOCK,
@@ -141,7 +153,11 @@ SPEC = KernelSpec(
         AtMost("num_tokens", MAX_TOKENS, because="this is a kernel of the decode step"),
         Divisible("moe_hidden_size", by=TILE_ROWS, because="16 rows make a tile"),
         Divisible("packed_width", by=COLUMN_UNIT // 2, because="a lane owns two scale blocks of a row at least"),
-        AtMost("ranges", MAX_RANGES, because="a CTA has a warp per range"),
+        Equals("num_offsets", "num_experts + 1", because="every expert's routes begin and end somewhere"),
+        Equals("2 * packed_width", "64 * ranges * groups", because="a warp per range has all of a row's columns"),
+        Equals("packed_width", "8 * width_blocks", because="a scale serves 16 columns, a byte holds two"),
+        Equals("expert_code_bytes", "moe_hidden_size * packed_width", because="every weight has a code"),
+        Equals("expert_scale_bytes", "moe_hidden_size * width_blocks", because="16 weights share a scale"),
     ),
     targets=TARGETS,
     kernel="kernel:nvfp4_grouped_gemm_partial",

@@ -33,7 +33,19 @@ GEMM may read the schedule early as well.
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from jitspark.spec import CONST, VAR, AtMost, Case, Divisible, KernelSpec, Scalar, Specialization, Static, Tensor
+from jitspark.spec import (
+    CONST,
+    VAR,
+    AtMost,
+    Case,
+    Divisible,
+    Equals,
+    KernelSpec,
+    Scalar,
+    Specialization,
+    Static,
+    Tensor,
+)
 from jitspark.target import TARGETS
 from kernel_specs.primitives.nvfp4_tiling import (
     BLOCK,
@@ -153,7 +165,13 @@ SPEC = KernelSpec(
         AtMost("num_tokens", MAX_TOKENS, because="this is a kernel of the decode step"),
         Divisible("moe_hidden_size", by=COLUMN_UNIT, because="a lane owns two scale blocks of a row at least"),
         Divisible("packed_width", by=TILE_ROWS // 2, because="16 outputs make a tile, and a scale block"),
-        AtMost("ranges", MAX_RANGES, because="a CTA has a warp per range"),
+        Equals("num_offsets", "num_experts + 1", because="every expert's routes begin and end somewhere"),
+        Equals("moe_hidden_size", "64 * ranges * groups", because="a warp per range has all of a row's columns"),
+        Equals("moe_hidden_size", "2 * packed_hidden", because="a byte holds two columns"),
+        Equals("moe_hidden_size", "16 * hidden_blocks", because="a scale serves 16 columns"),
+        Equals("packed_width", "8 * width_blocks", because="a scale serves 16 outputs, a byte holds two"),
+        Equals("expert_code_bytes", "4 * packed_width * packed_hidden", because="an output has a gate and an up row"),
+        Equals("expert_scale_bytes", "4 * packed_width * hidden_blocks", because="16 weights share a scale"),
     ),
     targets=TARGETS,
     kernel="kernel:nvfp4_grouped_gemm_swiglu",

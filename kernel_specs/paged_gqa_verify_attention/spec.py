@@ -22,7 +22,7 @@ precedes this one: they are read before `griddepcontrol.wait`. Block ids and len
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from jitspark.spec import CONST, VAR, AtLeast, AtMost, Case, Divisible, KernelSpec, Scalar, Specialization, Tensor
+from jitspark.spec import CONST, VAR, AtMost, Case, Divisible, Equals, KernelSpec, Scalar, Specialization, Tensor
 from jitspark.target import TARGETS
 
 if TYPE_CHECKING:  # cases are checked where no geometry library is installed
@@ -33,6 +33,9 @@ BLOCK_SIZE = 16
 RING_BYTES = 64 * 1024  # two launches fit on a multiprocessor; more would be prefetched than pays (NOTES.md)
 FULL_CTAS, WINDOW_CTAS = 128, 132  # in one launch; what measured best with 132 multiprocessors (NOTES.md)
 BLOCK_BYTES = BLOCK_SIZE * 2 * HEAD_DIM * 2  # keys and values of one KV head
+LANES = 32
+ROW_WARPS = "ceil_div(query_length * num_heads // num_kv_heads, 16 * warp_tiles)"  # of a key group
+EXCHANGE_BYTES = LANES * 4 * (HEAD_DIM // 2 + 4)  # a warp's outputs of 16 rows, their maxima and sums
 
 # Per rank at TP 4, 8, 16, then the tiny geometries at TP 1 and 2.
 HEADS = ((32, 4), (16, 2), (8, 1), (8, 2), (4, 1))
@@ -125,11 +128,19 @@ SPEC = KernelSpec(
     ),
     constraints=(
         Divisible("num_tokens", by="query_length", because="every request has as many rows"),
-        Divisible("qkvg_size", by=2 * HEAD_DIM, because="a token's row holds as many q as gate heads, k as v heads"),
+        Equals(
+            "qkvg_size",
+            f"{2 * HEAD_DIM} * (num_heads + num_kv_heads)",
+            because="a token's row holds as many q as gate heads, k as v heads",
+        ),
         Divisible("num_heads", by="num_kv_heads", because="each KV head serves a group of query heads"),
-        AtLeast("num_kv_heads", 1, because="a rank holds at least one KV head"),
-        AtLeast("query_length", 1, because="a request without rows has nothing to attend"),
         AtMost("query_length", 8, because="a CTA holds all rows of a request and KV head"),
+        AtMost("stages * tile_blocks", f"{LANES} * key_groups * {ROW_WARPS}", because="a lane brings a block to L2"),
+        AtMost(
+            f"(key_groups - 1) * {ROW_WARPS} * warp_tiles * {EXCHANGE_BYTES}",
+            f"stages * tile_blocks * {BLOCK_BYTES}",
+            because="key groups exchange their outputs in the ring",
+        ),
     ),
     targets=TARGETS,
     kernel="kernel:paged_gqa_verify_attention",

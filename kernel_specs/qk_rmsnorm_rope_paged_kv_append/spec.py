@@ -19,7 +19,7 @@ that precede this one, the first of which must trigger its dependents after its 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from jitspark.spec import CONST, VAR, AtLeast, AtMost, Case, Divisible, KernelSpec, Scalar, Specialization, Tensor
+from jitspark.spec import CONST, VAR, AtMost, Case, Divisible, Equals, KernelSpec, Scalar, Specialization, Tensor
 from jitspark.target import TARGETS
 
 if TYPE_CHECKING:  # cases are checked where no geometry library is installed
@@ -79,9 +79,12 @@ SPEC = KernelSpec(
         Scalar("eps", "float32"),
     ),
     constraints=(
-        Divisible("qkvg_size", by=2 * HEAD_DIM, because="a token's row holds as many q as gate heads, k as v heads"),
+        Equals(
+            "qkvg_size",
+            f"{2 * HEAD_DIM} * (num_heads + num_kv_heads)",
+            because="a token's row holds as many q as gate heads, k as v heads",
+        ),
         Divisible("num_heads", by="num_kv_heads", because="each KV head serves a group of query heads"),
-        AtLeast("num_kv_heads", 1, because="a rank holds at least one KV head"),
         AtMost("num_heads", MAX_CTA_HEADS // 2, because="one CTA holds a token's q, k and v heads, eight lanes each"),
     ),
     targets=TARGETS,

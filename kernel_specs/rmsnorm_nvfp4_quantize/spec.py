@@ -20,7 +20,7 @@ of columns 16 b to 16 b + 15: rows as they are, not interleaved.
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from jitspark.spec import CONST, VAR, Case, Divisible, KernelSpec, Scalar, Specialization, Tensor
+from jitspark.spec import CONST, VAR, Case, Divisible, Equals, KernelSpec, Scalar, Specialization, Tensor
 from jitspark.target import TARGETS
 from kernel_specs.primitives.row_split import CLUSTERS, THREADS, TOKEN_CLASSES, VECTOR, row_split
 
@@ -68,9 +68,9 @@ SPEC = KernelSpec(
     ),
     constraints=(
         Divisible("hidden_size", by=32 * VECTOR, because="every lane of a warp owns one 16-byte vector of BF16"),
-        Divisible("hidden_size", by="threads", because="the threads of a row share it evenly"),
-        Divisible("hidden_size", by="packed_size", because="a byte holds two columns"),
-        Divisible("hidden_size", by="num_blocks", because="a scale serves 16 columns"),
+        Equals("hidden_size", f"{VECTOR} * threads * cluster", because="each thread of a row has a vector of it"),
+        Equals("hidden_size", "2 * packed_size", because="a byte holds two columns"),
+        Equals("hidden_size", "16 * num_blocks", because="a scale serves 16 columns"),
     ),
     targets=TARGETS,
     kernel="kernel:rmsnorm_nvfp4_quantize",

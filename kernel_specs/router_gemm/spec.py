@@ -59,7 +59,7 @@ SPEC = KernelSpec(
     ),
     constraints=(
         AtMost("num_tokens", "max_tokens", because="a warp holds the sums of all tokens"),
-        Divisible("hidden_size", by=2 * STAGE, because="two CTAs or more share K in stages of 256 columns"),
+        Divisible("hidden_size", by=f"{STAGE} * split", because="CTAs share K in stages of 256 columns"),
     ),
     targets=TARGETS,
     kernel="kernel:router_gemm",

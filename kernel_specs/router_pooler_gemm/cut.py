@@ -21,6 +21,13 @@ WARPS = 8
 THREADS = WARP * WARPS
 BLOCK = 32  # columns of a warp's part of a slab
 SLAB = BLOCK * WARPS  # columns that the warps multiply at a time
+BUDGET = SHARED_BYTES // CTAS - 1024 - 256  # bytes of a CTA, barriers left out
+ROUTER_PAD, POOLER_PAD = 16, 64  # bytes behind a row
+# The weights of a `Cut` and the sums that it receives, as a spec's constraint speaks of them.
+RING_AND_RECEIVED = (
+    f"max({ROWS} * (4 * hidden_size // split + {ROUTER_PAD}), pooler_rows * (2 * hidden_size // split + {POOLER_PAD}))"
+    f" + pooler_rows // {ROWS} * (max_tokens // {TOKENS}) * {WARP * ITEM_BYTES}"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +92,7 @@ class Cut:
     def __post_init__(self) -> None:
         assert self.slabs * SLAB * self.split == self.hidden_size
         assert self.pooler_rows % ROWS == 0
-        assert self.ring_bytes + self.received_bytes <= self.budget
+        assert self.ring_bytes + self.received_bytes <= BUDGET
 
     @property
     def columns(self) -> int:
@@ -103,11 +110,11 @@ class Cut:
     @property
     def router(self) -> Share:
         # The tensor cores cut off what a sum cannot hold, so small parts are added to sums of their own.
-        return self._share(1, chains=PARTS, element_bytes=4, pad=16)
+        return self._share(1, chains=PARTS, element_bytes=4, pad=ROUTER_PAD)
 
     @property
     def pooler(self) -> Share:
-        return self._share(self.pooler_rows // ROWS, chains=2, element_bytes=2, pad=64)
+        return self._share(self.pooler_rows // ROWS, chains=2, element_bytes=2, pad=POOLER_PAD)
 
     def _share(self, blocks: int, chains: int, element_bytes: int, pad: int) -> Share:
         return Share(blocks, chains, element_bytes, pad, self.columns, self.tiles, self.split)
@@ -133,11 +140,6 @@ class Cut:
         return max(self.router.received_bytes, self.pooler.received_bytes)
 
     @property
-    def budget(self) -> int:
-        """Bytes of a CTA, barriers left out."""
-        return SHARED_BYTES // CTAS - 1024 - 256
-
-    @property
     def reuse(self) -> bool:
         """Whether the sums of the warps take the room of the weights."""
-        return self.ring_bytes + self.received_bytes + self.partial_bytes > self.budget
+        return self.ring_bytes + self.received_bytes + self.partial_bytes > BUDGET

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from jitspark.spec import CONST, VAR, AtMost, Case, Divisible, KernelSpec, Specialization, Static, Tensor
 from jitspark.target import TARGETS
-from kernel_specs.router_pooler_gemm.cut import ROWS, SLAB, SPLITS, TOKEN_CLASSES
+from kernel_specs.router_pooler_gemm.cut import BUDGET, RING_AND_RECEIVED, ROWS, SLAB, SPLITS, TOKEN_CLASSES
 
 if TYPE_CHECKING:  # cases are checked where no geometry library is installed
     from jitspark.geometry import Deployment
@@ -70,8 +70,9 @@ SPEC = KernelSpec(
     ),
     constraints=(
         AtMost("num_tokens", "max_tokens", because="a warp holds the sums of all tokens"),
-        Divisible("hidden_size", by=2 * SLAB, because="two CTAs or more share K in slabs of 256 columns"),
+        Divisible("hidden_size", by=f"{SLAB} * split", because="CTAs share K in slabs of 256 columns"),
         Divisible("pooled_width", by="pooler_rows", because="a CTA multiplies whole row blocks of the MMA"),
+        AtMost(RING_AND_RECEIVED, BUDGET, because="three CTAs share a multiprocessor's memory"),
     ),
     targets=TARGETS,
     kernel="kernel:router_pooler_gemm",

@@ -22,7 +22,7 @@ are tokens. Nothing depends on timing. The bias is a weight, and is read before 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from jitspark.spec import CONST, VAR, AtLeast, AtMost, Case, KernelSpec, Specialization, Tensor
+from jitspark.spec import CONST, VAR, AtMost, Case, Equals, KernelSpec, Specialization, Tensor
 from jitspark.target import TARGETS
 
 if TYPE_CHECKING:  # cases are checked where no geometry library is installed
@@ -72,7 +72,7 @@ SPEC = KernelSpec(
     constraints=(
         AtMost("num_tokens", MAX_TOKENS, because="an expert's tokens are one bit each"),
         AtMost("num_experts", MAX_EXPERTS, because="a thread schedules one expert"),
-        AtLeast("num_offsets", "num_experts", because="each expert's routes begin somewhere, and the last ones' end"),
+        Equals("num_offsets", "num_experts + 1", because="every expert's routes begin and end somewhere"),
         AtMost("num_experts_per_tok", "num_experts", because="a token chooses different experts"),
         AtMost("num_experts_per_tok", 8, because="eight lanes add up a token's scores"),
     ),

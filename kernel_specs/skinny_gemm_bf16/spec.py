@@ -12,10 +12,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from jitspark.constraints import AtMost, Divisible
-from jitspark.spec import CONST, VAR, Case, KernelSpec, Specialization, Static, Tensor
+from jitspark.spec import CONST, VAR, AtMost, Case, Divisible, Equals, KernelSpec, Specialization, Static, Tensor
 from jitspark.target import TARGETS
-from kernel_specs.skinny_gemm_bf16.tiling import BLOCK_COLUMNS, MAX_STAGES, MAX_TILE_ROWS, MAX_TOKENS, SPLITS, choose
+from kernel_specs.skinny_gemm_bf16.tiling import (
+    BLOCK_COLUMNS,
+    K_SHARE,
+    MAX_STAGES,
+    MAX_TILE_ROWS,
+    MAX_TOKENS,
+    SPLITS,
+    choose,
+)
 
 if TYPE_CHECKING:  # cases are checked where no geometry library is installed
     from jitspark.geometry import Deployment
@@ -137,7 +144,10 @@ SPEC = KernelSpec(
     constraints=(
         AtMost("num_tokens", "max_tokens", because="a CTA multiplies its weights with all tokens at once"),
         Divisible("in_features", by=BLOCK_COLUMNS, because="a bulk copy's row is 128 bytes"),
-        Divisible("weight_rows", by="out_features", because="an output's weights are one row, or a gate and an up row"),
+        *K_SHARE,
+        Equals("weight_rows", "out_features", because="an output's weights are one row", when=("epilogue", STORE)),
+        Equals("weight_rows", "2 * out_features", because="they are a gate and an up row", when=("epilogue", SILU_MUL)),
+        Divisible("tile_rows", by=32, because="the MMA has 16 rows of each", when=("epilogue", SILU_MUL)),
     ),
     targets=TARGETS,
     kernel="kernel:skinny_gemm_bf16",

@@ -4,6 +4,8 @@
 
 from dataclasses import dataclass
 
+from jitspark.constraints import Divisible
+
 MAX_TOKENS = (8, 16, 32, 64)
 SPLITS = (1, 2, 4, 8)  # CTAs of a portable cluster
 BLOCK_COLUMNS = 64  # K of a block: the 128 bytes that the shared-memory swizzle spans
@@ -19,6 +21,16 @@ FASTER_SPLIT = {(512, 8192): 8}
 # Clusters of 8 that an H200 holds with one CTA on a multiprocessor, as not all of its GPCs have 16 multiprocessors.
 # With one cluster more a launch takes twice as long.
 RESIDENT_CLUSTERS = 15
+# What a spec demands of K and the statics that share it. A stage is used again where a CTA has more stages' worth of K
+# than it has stages; a group of warps then meets every use of its own, so that the phase's parity tells it enough.
+K_SHARE = (
+    Divisible("in_features", by="split * tile_columns", because="CTAs share K in whole pipeline stages"),
+    Divisible(
+        "stages * min(1, max(0, in_features // (split * tile_columns) - stages))",
+        by="column_warps",
+        because="stages that are used again belong to one group of warps each",
+    ),
+)
 LONG_ROW = 8 * 4096  # columns from which on the exchange of a split over 8 CTAs does not count
 
 
@@ -41,7 +53,6 @@ class Tiling:
         assert self.halves * self.out_features == self.weight_rows
         assert self.half_rows % (ROWS if self.halves == 2 else 8) == 0, "the swizzle repeats every 8 rows"
         assert self.chunks * self.split * self.tile_columns == self.in_features
-        # a group meets every use of its stages, so that the parity of an mbarrier's phase tells it enough
         assert self.chunks <= self.stages or self.stages % self.column_warps == 0
         assert self.items % self.split == 0
 

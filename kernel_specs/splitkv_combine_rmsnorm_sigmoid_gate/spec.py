@@ -12,7 +12,19 @@ has keys (padding) gets zeros, whatever its gate is.
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from jitspark.spec import CONST, VAR, AtLeast, AtMost, Case, Divisible, KernelSpec, Scalar, Specialization, Tensor
+from jitspark.spec import (
+    CONST,
+    VAR,
+    AtLeast,
+    AtMost,
+    Case,
+    Divisible,
+    Equals,
+    KernelSpec,
+    Scalar,
+    Specialization,
+    Tensor,
+)
 from jitspark.target import TARGETS
 
 if TYPE_CHECKING:  # cases are checked where no geometry library is installed
@@ -69,10 +81,13 @@ SPEC = KernelSpec(
         Scalar("eps", "float32"),
     ),
     constraints=(
-        Divisible("qkvg_size", by=2 * HEAD_DIM, because="a token's row holds as many q as gate heads, k as v heads"),
-        Divisible("attention_size", by="num_heads", because="the output holds the heads side by side"),
+        Equals(
+            "qkvg_size",
+            f"{2 * HEAD_DIM} * (num_heads + num_kv_heads)",
+            because="a token's row holds as many q as gate heads, k as v heads",
+        ),
+        Equals("attention_size", f"{HEAD_DIM} * num_heads", because="the output holds the heads side by side"),
         Divisible("num_heads", by="num_kv_heads", because="each KV head serves a group of query heads"),
-        AtLeast("num_kv_heads", 1, because="a rank holds at least one KV head"),
         AtLeast("num_splits", 1, because="there is something to merge"),
         AtMost("num_splits", MAX_SPLITS, because="a warp holds the maxima and sums of all splits"),
     ),

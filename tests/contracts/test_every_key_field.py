@@ -15,7 +15,7 @@ import pytest
 from stub_cache import other_toolchain
 
 from jitspark import key as key_module
-from jitspark.constraints import AtLeast, AtMost, Divisible
+from jitspark.constraints import AtLeast, AtMost, Divisible, Equals, OneOf
 from jitspark.key import digest_of, plain, recipe_of, toolchain_digest
 from jitspark.registry import kernel_names
 from jitspark.source_digest import ROOT, kernel_sources
@@ -36,6 +36,8 @@ SPEC = KernelSpec(
         Divisible("hidden_size", 8, because="vectors"),
         AtMost("hidden_size", 16384, because="registers"),
         AtLeast("hidden_size", 8, because="one vector"),
+        Equals("hidden_size", "32 * threads", because="a thread has four vectors"),
+        OneOf("threads", (128, 256), because="whole warps", when=("fused", True)),
     ),
     targets=("sm_90a", "sm_100a"),
     kernel="kernel:rmsnorm",

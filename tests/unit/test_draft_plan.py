@@ -97,5 +97,5 @@ def test_without_rope_no_table_is_read():
 
 
 def test_rows_that_are_no_whole_requests_are_refused():
-    with pytest.raises(SpecError, match="num_tokens=8 is not divisible by 7"):
+    with pytest.raises(SpecError, match="num_tokens=8 is not divisible by query_length = 7"):
         draft_plan(deployment("tiny", 1), 8, TARGET, keys=KEYS)

@@ -140,7 +140,7 @@ def test_more_rows_than_a_kernel_serves_break_its_constraint():
 
     problem = signature.problem(rows)
 
-    assert "num_tokens=16 is more than 8" in problem.found
+    assert "num_tokens=16 is more than max_tokens = 8" in problem.found
 
 
 @pytest.mark.parametrize("missing", ["layers.2.router", "layers.3.kv_cache", "is_padding"])

@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 import pytest
 
 from jitspark.cache.record import Record
+from jitspark.constraints import names_in
 from jitspark.errors import SpecError
 from jitspark.key import recipe_of
 from jitspark.plans.launch_signature import Signature, compact_strides
 from jitspark.registry import kernel_names, load_spec
-from jitspark.spec import CONST, DTYPE_BYTES, VAR, AtLeast, AtMost, Scalar, Tensor
+from jitspark.spec import CONST, DTYPE_BYTES, VAR, Scalar, Tensor
 
 TARGET = "sm_90a"
 ADDRESS = 1 << 20
@@ -53,9 +54,12 @@ CASES = [(name, index) for name in kernel_names() for index in range(len(cases_o
 def drawn(name, index):
     """A case's signature and values that it takes, by argument."""
     spec, case = load_spec(name), cases_of(name)[index]
-    made = spec.specialize_case(case)
-    signature = Signature.of(Record.of(recipe_of(made, TARGET), {}, b"artifact", "signature", (), "cu13"))
+    signature = signature_of(spec.specialize_case(case))
     return spec, case, signature, values_of(signature, case.axes)
+
+
+def signature_of(made):
+    return Signature.of(Record.of(recipe_of(made, TARGET), {}, b"artifact", "signature", (), "cu13"))
 
 
 def values_of(signature, axes):
@@ -155,12 +159,11 @@ def test_numbers_of_another_kind_and_missing_arguments_are_refused(name, index):
     assert signature.problem(list(values.values())[1:]) is not None
 
 
-def breaking(constraint, values):
-    """A value of the constraint's name that breaks it, or None where none can."""
-    bound = constraint.by if not isinstance(constraint, (AtMost, AtLeast)) else constraint.bound
-    bound = values[bound] if isinstance(bound, str) else bound
-    wanted = {AtMost: bound + 1, AtLeast: bound - 1}.get(type(constraint), values[constraint.name] + 1)
-    return wanted if constraint.broken({**values, constraint.name: wanted}) else None
+def breaking(constraint, case, offered):
+    """(name, value) of the offered ones that break this constraint in a case that differs in nothing else."""
+    values = {**case.axes, **case.statics}
+    return [(name, value) for name in dict.fromkeys(names_in(constraint)) for value in offered(name)
+            if constraint.broken({**values, name: value})]  # fmt: skip
 
 
 CONSTRAINTS = [(name, number) for name in kernel_names() for number in range(len(load_spec(name).constraints))]
@@ -168,24 +171,37 @@ CONSTRAINTS = [(name, number) for name in kernel_names() for number in range(len
 
 @pytest.mark.parametrize(("name", "number"), CONSTRAINTS)
 def test_a_broken_constraint_is_refused_with_its_reason(name, number):
-    """Run-time sizes when a launch is bound, compiled ones when the kernel is asked for."""
-    spec, case, signature, _ = drawn(name, 0)
-    constraint = spec.constraints[number]
-    kind = spec.axes.get(constraint.name)
-    wrong = breaking(constraint, {**case.axes, **case.statics})
-    if kind is VAR:
-        assert wrong is not None
-        found = signature.problem(list(values_of(signature, {**case.axes, constraint.name: wrong}).values()))
-        assert found is not None
-        assert constraint.because in found.found
-    elif kind is CONST and wrong is not None:
-        with pytest.raises(SpecError) as caught:
-            spec.specialize(axes={**case.axes, constraint.name: wrong}, dtypes=case.dtypes, statics=case.statics)
-        assert any(each.because in str(caught.value) for each in spec.constraints)
-    else:  # a static: what is offered is all that can be asked for, and what breaks is refused
-        assert constraint.name in spec.statics or wrong is None
-        for choice in spec.statics.get(constraint.name, ()):
-            chosen = {**case.statics, constraint.name: choice}
-            if constraint.broken({**case.axes, **chosen}):
-                with pytest.raises(SpecError):
-                    spec.specialize(axes=case.axes, dtypes=case.dtypes, statics=chosen)
+    """Run-time sizes when a launch is bound, compiled ones and statics when the kernel is asked for."""
+    spec = load_spec(name)
+    constraint, reasons = spec.constraints[number], [each.because for each in spec.constraints]
+
+    def sizes(kind, smallest):
+        def around(axis):
+            if spec.axes.get(axis) is not kind:
+                return []
+            size = case.axes[axis]
+            return [wanted for wanted in (size + 1, size - 1, 2 * size, size << 20, 0) if wanted >= smallest]
+
+        return around
+
+    tried = 0
+    for case in spec.cases:
+        run_time = breaking(constraint, case, sizes(VAR, 0))
+        compiled = breaking(constraint, case, sizes(CONST, 1))
+        statics = breaking(constraint, case, lambda static: spec.statics.get(static, ()))
+        tried += len(run_time + compiled + statics)
+        for axis, size in run_time:
+            signature = signature_of(spec.specialize_case(case))
+            found = signature.problem(list(values_of(signature, {**case.axes, axis: size}).values()))
+            assert found is not None and any(because in found.found for because in reasons)
+        for asked in (*({"axes": dict([pair])} for pair in compiled), *({"statics": dict([pair])} for pair in statics)):
+            with pytest.raises(SpecError) as caught:
+                spec.specialize(
+                    axes={**case.axes, **asked.get("axes", {})},
+                    dtypes=case.dtypes,
+                    statics={**case.statics, **asked.get("statics", {})},
+                )
+            assert any(because in str(caught.value) for because in reasons)
+        if tried:
+            return
+    pytest.fail("nothing that can be asked for breaks it")

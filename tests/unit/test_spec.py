@@ -72,6 +72,10 @@ def test_dtypes_come_from_the_role_or_are_literal():
     [
         ({"axes": {}}, "missing axis 'hidden_size'"),
         ({"axes": {"hidden_size": 16, "width": 1}}, "unknown axis 'width'"),
+        ({"axes": {"hidden_size": 0}}, "axis hidden_size=0"),
+        ({"axes": {"hidden_size": -8}}, "axis hidden_size=-8"),
+        ({"axes": {"hidden_size": 16.0}}, "axis hidden_size=16.0"),
+        ({"axes": {"hidden_size": True}}, "axis hidden_size=True"),
         ({"dtypes": {}}, "missing dtype role 'activation'"),
         ({"dtypes": {"activation": "float64"}}, "dtype role activation='float64'"),
         ({"statics": {"offset": 0.0}}, "missing static 'split'"),
@@ -95,7 +99,7 @@ def test_a_broken_constraint_says_why():
 def test_a_case_checks_its_var_axes_too():
     case = Case({"num_tokens": 1, "hidden_size": 16}, {"activation": "float16"}, {"offset": 0.0, "split": 2}, 0.0, 0.0)
 
-    with pytest.raises(SpecError, match="num_tokens=1 is less than 2"):
+    with pytest.raises(SpecError, match="num_tokens=1 is less than split = 2"):
         SPEC.specialize_case(case)
 
 
@@ -108,6 +112,14 @@ def test_a_case_checks_its_var_axes_too():
         ({"args": (Tensor("x", (4,), "activation", role="output"),)}, "argument x with role 'output'"),
         ({"args": (Tensor("x", (4, 4), "activation", strides=(1,)),)}, "argument x with 1 strides for 2 axes"),
         ({"args": (Scalar("x", "float32", when=("nix", 1)),)}, "argument x that depends on an unknown static 'nix'"),
+        (
+            {"constraints": (AtMost("hidden_size", "2 * rows", because=BECAUSE),)},
+            "a constraint on hidden_size with the unknown name 'rows'",
+        ),
+        (
+            {"constraints": (AtMost("hidden_sizes", 8, because=BECAUSE),)},
+            "a constraint on hidden_sizes with the unknown name 'hidden_sizes'",
+        ),
     ],
 )
 def test_a_declaration_that_contradicts_itself(changed, found):
