@@ -8,7 +8,7 @@ before the wait is alive through the launch before, like everything that is read
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from jitspark.plans.plan import READS, Launch, TensorArgument
+from jitspark.plans.plan import READS, Launch
 
 ALIGNMENT = 256  # bytes; a cache line pair, and what tensor copies ask for
 
@@ -50,9 +50,7 @@ def intervals(launches: Sequence[Launch]) -> dict[str, tuple[Interval, ...]]:
     found: dict[str, list[list[int]]] = {}
     unread: set[str] = set()
     for index, launch in enumerate(launches):
-        for argument in launch.arguments:
-            if not isinstance(argument, TensorArgument):
-                continue
+        for argument in launch.tensors():
             name = argument.buffer
             spans = found.setdefault(name, [])
             if argument.role in READS:

@@ -5,7 +5,7 @@
     "keys":["<target>-<host>/<kernel>/<recipe>",...],
     "plan":{...}}                                        this one's own: sizes, places, which key serves a launch
 
-Writes plans, and takes a file apart once its digest is right; `plan_reader` makes a plan of the parts. Equal parts are
+Writes plans, and takes a file apart once its digest is right; `reader` makes a plan of the parts. Equal parts are
 written once and named by their place.
 """
 
@@ -16,13 +16,7 @@ from typing import Any
 
 from jitspark.errors import PlanError
 from jitspark.key import Key, canonical
-from jitspark.plans.plan import (
-    VERSION,
-    Argument,
-    Kind,
-    Plan,
-    ScalarArgument,
-)
+from jitspark.plans.plan import SIZED, VERSION, Argument, Plan, ScalarArgument
 
 MAX_PLAN_BYTES = 16 * 1024 * 1024
 
@@ -40,8 +34,6 @@ HEADER = {
 LAUNCH_COLUMNS = ("name", "part", "provider", "operation", "triggers_early")  # the same for any number of rows
 BUFFER_COLUMNS = ("name", "kind", "dtype", "strides", "of")
 SOURCE_COLUMNS = ("tensor", "layout", "tap", "shared")
-# whose shapes depend on the number of rows, or who have a place in an arena
-SIZED = (Kind.INPUT, Kind.OUTPUT, Kind.WORKSPACE, Kind.SYMMETRIC, Kind.PEERS, Kind.SIGNAL)
 
 
 def to_bytes(plan: Plan) -> bytes:

@@ -6,7 +6,7 @@ Imports the standard library only: a serving process reads plans without the lib
 """
 
 import enum
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -35,6 +35,10 @@ class Kind(enum.StrEnum):
     SIGNAL = "signal"  # counters of an exchange in symmetric memory; zero when bound, never reset
 
 
+# whose shapes depend on the number of rows, or who have a place in an arena
+SIZED = frozenset(Kind) - {Kind.WEIGHT, Kind.KV_CACHE}
+
+
 class Stage(enum.StrEnum):
     """What a plan covers."""
 
@@ -43,6 +47,14 @@ class Stage(enum.StrEnum):
     DRAFT = "draft"  # the draft's forward over its query rows
     DRAFT_CONTEXT = "draft_context"  # keys and values of the rows that the draft takes over
     MARKOV = "markov"  # the draft's sampling loop
+
+
+# what is done to a weight once, at binding (`backbone_weights` says what), and when it is taken
+LAYOUTS = (
+    "as_is", "down_slice", "gate_up_slice", "nvfp4_down_slice", "nvfp4_gate_up_slice", "one_of_all",
+    "reciprocal_of_largest", "rows_of_rank", "stacked", "times_input_scale",
+)  # fmt: skip
+TAPS = ("loaded", "checkpoint")
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +141,8 @@ class Launch:
         if type(self.statics) is not MappingProxyType:
             object.__setattr__(self, "statics", MappingProxyType(dict(self.statics)))
 
-    def tensors(self) -> Iterator[TensorArgument]:
-        return (argument for argument in self.arguments if isinstance(argument, TensorArgument))
+    def tensors(self) -> list[TensorArgument]:
+        return [argument for argument in self.arguments if type(argument) is TensorArgument]
 
 
 @dataclass(frozen=True, slots=True)

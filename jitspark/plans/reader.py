@@ -1,16 +1,19 @@
-"""Plans from their files. A frame that was read before is not read again.
+"""Plans from their files. A frame that was read before is not read again, nor is a buffer made twice.
 
-What is read is checked for its digest, its version and its form; whether it makes sense is for `plan_checks`.
+What is read is checked for its digest, its version and its form (`form`); whether it makes sense is for `checks`.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import reprlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
 from jitspark.key import Key
-from jitspark.plans.format import BUFFER_COLUMNS, HEADER, LAUNCH_COLUMNS, SIZED, keys_from, lines_of, parsed, plan_error
+from jitspark.plans.form import FormError, exact_float, require_frame, require_own
+from jitspark.plans.format import BUFFER_COLUMNS, HEADER, LAUNCH_COLUMNS, keys_from, lines_of, parsed, plan_error
 from jitspark.plans.plan import (
+    SIZED,
     VERSION,
     Argument,
     Buffer,
@@ -24,6 +27,7 @@ from jitspark.plans.plan import (
 )
 
 _KINDS = {kind.value: kind for kind in Kind}
+_Views = tuple[int | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +37,15 @@ class Frame:
     buffers: tuple[Buffer, ...]
     sized: tuple[int, ...]
     arguments: tuple[tuple[Argument, ...], ...]
-    views: tuple[tuple[int, tuple[int | None, ...]], ...]  # launches that see a buffer in another shape: which one
+    views: tuple[tuple[int, _Views], ...]  # launches that see a buffer in another shape: which one
     columns: tuple[Sequence[Any], ...]
     # launches so far by place, key and statics (by identity): many are the same for several numbers of rows
     made: dict[tuple[int, int, int], Launch] = field(default_factory=dict, compare=False)
+
+    @property
+    def seen(self) -> int:
+        """How many shapes its launches see other than buffers' own."""
+        return 1 + max((view for _, each in self.views for view in each if view is not None), default=-1)
 
 
 class PlanReader:
@@ -44,90 +53,81 @@ class PlanReader:
 
     def __init__(self) -> None:
         self._frames: dict[bytes, Frame] = {}
-        self._shared: dict[Any, Any] = {}  # keys and statics, each one object
+        self._shared: dict[Any, Any] = {}  # keys, statics, sources and buffers, each one object
 
     def read(self, content: bytes, where: str) -> tuple[Plan, Frame]:
         """The plan in `content`, and its frame. Raises PlanError that names what is wrong."""
         frame_text, keys_text, own_text = lines_of(content, where)
-        keys, own = keys_from(parsed(keys_text, where), where), parsed(own_text, where)
-        version = own.get("version") if isinstance(own, dict) else None
-        if version != VERSION:
-            raise plan_error(where, f"a plan of version {version!r}"[:200], f"a plan of version {VERSION}")
+        names, own = parsed(keys_text, where), parsed(own_text, where)
+        version = own.get("version") if type(own) is dict else None
+        if type(version) is not int or version != VERSION:
+            raise plan_error(where, f"a plan of version {reprlib.repr(version)}", f"a plan of version {VERSION}")
+        keys = [self._shared.setdefault(key, key) for key in keys_from(names, where)]
         try:
             frame = self._frames.get(frame_text)
             if frame is None:
-                frame = self._frames[frame_text] = _frame(parsed(frame_text, where))
-            statics = [self._statics(row) for row in own["statics"]]
-            return _plan(frame, own, [self._shared.setdefault(key, key) for key in keys], statics), frame
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as problem:
-            found = f"no plan: {type(problem).__name__} {problem}"[:300]
-            raise plan_error(where, found, f"a plan of version {VERSION}") from None
+                frame = self._frames[frame_text] = self._frame(parsed(frame_text, where))
+            places = {"sized": len(frame.sized), "launches": len(frame.arguments), "views": frame.seen}
+            require_own(own, **places, keys=len(keys))
+            return _plan(frame, own, keys, [self._statics(row) for row in own["statics"]]), frame
+        except FormError as problem:
+            raise plan_error(where, f"no plan: {problem.found}", problem.needed) from None
 
     def _statics(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
         name = repr(row)
-        if name not in self._shared:
-            self._shared[name] = MappingProxyType({each: _number(item) for each, item in row.items()})
-        found: Mapping[str, Any] = self._shared[name]
+        found: Mapping[str, Any] | None = self._shared.get(name)
+        if found is None:
+            found = self._shared[name] = MappingProxyType({each: _number(item) for each, item in row.items()})
         return found
 
+    def _frame(self, body: Mapping[str, Any]) -> Frame:
+        require_frame(body)
+        buffers, launches = self._buffers(body["buffers"], body["sources"]), body["launches"]
+        arguments = [_argument(row, buffers) for row in body["arguments"]]
+        views = [row[3] if len(row) == 4 else None for row in body["arguments"]]
+        viewing = {place for place, view in enumerate(views) if view is not None}
+        return Frame(
+            buffers=buffers,
+            sized=tuple(index for index, each in enumerate(buffers) if each.kind in SIZED),
+            arguments=tuple([tuple([arguments[place] for place in each]) for each in launches["arguments"]]),
+            views=tuple(
+                (index, tuple([views[place] for place in each]))
+                for index, each in enumerate(launches["arguments"])
+                if not viewing.isdisjoint(each)
+            ),
+            columns=tuple(launches[name] for name in LAUNCH_COLUMNS),
+        )
 
-def _frame(body: Mapping[str, Any]) -> Frame:
-    sources = [WeightSource(*row) for row in body["sources"]]
-    table = body["buffers"]
-    _require(str, table["name"], table["dtype"], *(body["launches"][name] for name in LAUNCH_COLUMNS[:-1]))
-    _require(bool, body["launches"]["triggers_early"])
-    rows = _rows(*(table[name] for name in (*BUFFER_COLUMNS, "source", "shape")))
-    buffers = tuple(
-        [
-            Buffer(name, _KINDS[kind], tuple(shape or ()), dtype, _tuple(strides), 0, of, _at(sources, source))
-            for name, kind, dtype, strides, of, source, shape in rows
-        ]
-    )
-    arguments = _arguments(body["arguments"], table["name"])
-    views = [row[3] if len(row) == 4 else None for row in body["arguments"]]
-    launches = body["launches"]
-    places: list[list[int]] = launches["arguments"]
-    if min((min(each, default=0) for each in places), default=0) < 0:
-        raise IndexError("a place below 0")
-    columns = tuple(launches[name] for name in LAUNCH_COLUMNS)
-    if {len(each) for each in columns} != {len(places)}:
-        raise ValueError("columns of different lengths")
-    return Frame(
-        buffers=buffers,
-        sized=tuple(index for index, each in enumerate(buffers) if each.kind in SIZED),
-        arguments=tuple(tuple([arguments[index] for index in each]) for each in places),
-        views=tuple(
-            (launch, tuple(views[index] for index in each))
-            for launch, each in enumerate(places)
-            if any(views[index] is not None for index in each)
-        ),
-        columns=columns,
-    )
+    def _buffers(self, table: Mapping[str, Sequence[Any]], rows: Sequence[Sequence[Any]]) -> tuple[Buffer, ...]:
+        """Frames that differ in some launches have most buffers alike."""
+        made = self._shared
+        sources = [made.setdefault(each, each) for each in (WeightSource(*row) for row in rows)]
+        columns = {name: table[name] for name in BUFFER_COLUMNS} | {"strides": map(_tuple, table["strides"])}
+        found: list[Buffer] = []
+        for *row, place, shape in zip(*columns.values(), table["source"], table["shape"], strict=True):
+            source = None if place is None else sources[place]
+            name = (*row, id(source), None if shape is None else tuple(shape))
+            buffer = made.get(name)
+            if buffer is None:
+                label, kind, dtype, strides, of = row
+                buffer = Buffer(label, _KINDS[kind], tuple(shape or ()), dtype, strides, 0, of, source)
+                made[name] = buffer
+            found.append(buffer)
+        return tuple(found)
 
 
-def _arguments(rows: Sequence[Sequence[Any]], names: Sequence[str]) -> list[Argument]:
-    """The table of arguments: a number and its dtype, or a buffer's place, role, early, and a view's place."""
-    buffers = [row for row in rows if len(row) == 4]
-    _require(str, [row[1] for row in rows])
-    _require(bool, [row[2] for row in buffers])
-    if min((row[0] for row in buffers), default=0) < 0:
-        raise IndexError("a place below 0")
-    return [
-        ScalarArgument(_number(row[0]), row[1]) if len(row) == 2 else TensorArgument(names[row[0]], row[1], row[2])
-        for row in rows
-    ]
+def _argument(row: Sequence[Any], buffers: Sequence[Buffer]) -> Argument:
+    """A number and its dtype, or a buffer's place, role, early, and a view's place."""
+    if len(row) == 2:
+        return ScalarArgument(_number(row[0]), row[1])
+    return TensorArgument(buffers[row[0]].name, row[1], row[2])
 
 
 def _plan(frame: Frame, own: Mapping[str, Any], keys: Sequence[Key], statics: Sequence[Mapping[str, Any]]) -> Plan:
     buffers = list(frame.buffers)
-    for index, shape, offset in _rows(frame.sized, own["shapes"], own["offsets"]):
+    for index, shape, offset in zip(frame.sized, own["shapes"], own["offsets"], strict=True):
         was = buffers[index]
         buffers[index] = Buffer(was.name, was.kind, tuple(shape), was.dtype, was.strides, offset, was.of, was.source)
-    for name, kind in HEADER.items():
-        _require(kind, [own[name]])
-    _require(str, own["providers"].values())
-    if min(own["tp"], own["query_length"], own["rows"]) < 1 or min(own["workspace_bytes"], own["symmetric_bytes"]) < 0:
-        raise ValueError("a size that none can have")
     return Plan(
         stage=Stage(own["stage"]),
         providers=own["providers"],
@@ -142,8 +142,8 @@ def _launches(
 ) -> tuple[Launch, ...]:
     """The plan's launches; those that a plan of the same frame has had already are taken from it."""
     launches: list[Launch] = []
-    for index, (key_place, place) in enumerate(_rows(own["keys"], own["launch_statics"])):
-        key, chosen = _at(keys, key_place), _at(statics, place)
+    for index, (key_place, place) in enumerate(zip(own["keys"], own["launch_statics"], strict=True)):
+        key, chosen = None if key_place is None else keys[key_place], statics[place]
         name = (index, id(key), id(chosen))
         launch = frame.made.get(name)
         if launch is None:
@@ -151,50 +151,25 @@ def _launches(
             launch = Launch(label, part, provider, operation, key, frame.arguments[index], chosen, early)
             frame.made[name] = launch
         launches.append(launch)
-    if len(launches) != len(frame.arguments):
-        raise ValueError("keys for another number of launches")
     shapes = [tuple(shape) for shape in own["views"]]
     for index, views in frame.views:
         launches[index] = replace(launches[index], arguments=_seen(frame.arguments[index], views, shapes))
     return tuple(launches)
 
 
-def _seen(
-    arguments: Sequence[Argument], views: Sequence[int | None], shapes: Sequence[tuple[Any, ...]]
-) -> tuple[Argument, ...]:
+def _seen(arguments: Sequence[Argument], views: _Views, shapes: Sequence[tuple[Any, ...]]) -> tuple[Argument, ...]:
     """A launch's arguments, in the shapes that it sees."""
     return tuple(
-        argument if view is None or isinstance(argument, ScalarArgument) else replace(argument, shape=_at(shapes, view))
+        argument if view is None or isinstance(argument, ScalarArgument) else replace(argument, shape=shapes[view])
         for argument, view in zip(arguments, views, strict=True)
     )
 
 
-def _require(kind: type, *columns: Iterable[Any]) -> None:
-    for column in columns:
-        if set(map(type, column)) - {kind}:
-            raise TypeError(f"something that is no {kind.__name__}")
-
-
-def _rows(*columns: Sequence[Any]) -> "zip[tuple[Any, ...]]":
-    return zip(*columns, strict=True)
-
-
-def _at(items: Sequence[Any], index: int | None) -> Any:
-    """The item at a place, or None for no place."""
-    if index is None:
-        return None
-    if type(index) is not int or index < 0:
-        raise IndexError(f"the place {index!r:.40}")
-    return items[index]
+def _number(value: Any) -> bool | int | float | str:
+    """Canonical JSON writes floats by their exact value."""
+    made: bool | int | float | str = exact_float(value) if type(value) is dict else value
+    return made
 
 
 def _tuple(items: Sequence[Any] | None) -> tuple[Any, ...] | None:
     return None if items is None else tuple(items)
-
-
-def _number(value: Any) -> bool | int | float | str:
-    """Canonical JSON writes floats by their exact value."""
-    made = float.fromhex(value["float"]) if isinstance(value, dict) else value
-    if not isinstance(made, (bool, int, float, str)):
-        raise TypeError(f"{value!r:.40} is no number")
-    return made

@@ -12,7 +12,7 @@ from jitspark.cache.staging import staging
 from jitspark.cache.store import PLANS, Layer
 from jitspark.errors import EntryError, PlanError
 from jitspark.plans.checks import PlanChecker
-from jitspark.plans.format import MAX_PLAN_BYTES, to_bytes
+from jitspark.plans.format import MAX_PLAN_BYTES, plan_error, to_bytes
 from jitspark.plans.plan import Plan
 from jitspark.plans.reader import PlanReader
 from jitspark.plans.request import PlanRequest
@@ -38,11 +38,11 @@ class PlanStore:
             except FileNotFoundError:
                 continue
             except EntryError as problem:
-                raise _refused(where, problem.found, problem.needed) from problem
+                raise plan_error(where, problem.found, problem.needed) from problem
             plan, frame = self._reader.read(content, where)
             self._checker.require(plan, where, frame)
             if not request.is_answered_by(plan):
-                raise _refused(where, "another plan", f"the {request.title()}")
+                raise plan_error(where, "another plan", f"the {request.title()}")
             return plan
         return None
 
@@ -106,8 +106,3 @@ def keep(layer: Layer, request: PlanRequest) -> None:
 
 def _path(root: Path, request: PlanRequest) -> Path:
     return root / PLANS / f"{request.digest}.json"
-
-
-def _refused(where: str, found: str, needed: str) -> PlanError:
-    remedy = "Remove it and run `jitspark warm` for this deployment."
-    return PlanError(where=where, found=found, needed=needed, remedy=remedy)

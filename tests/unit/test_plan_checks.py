@@ -8,8 +8,9 @@ from jitspark.errors import PlanError
 from jitspark.geometry import deployment
 from jitspark.plans.backbone import decode_plan, logits_plan
 from jitspark.plans.builder import Keys
-from jitspark.plans.checks import PlanChecker, order_problems
-from jitspark.plans.plan import Buffer, Kind, Launch, Stage, TensorArgument
+from jitspark.plans.checks import MAX_PLACED, PlanChecker
+from jitspark.plans.frame_checks import order_problems
+from jitspark.plans.plan import Buffer, Kind, Launch, ScalarArgument, Stage, TensorArgument, WeightSource
 
 TARGET = "sm_90a"
 KEYS = Keys(TARGET)
@@ -24,9 +25,9 @@ def found_in(plan):
     return [f"{each.where}: {each.found}" for each in PlanChecker().problems(plan)]
 
 
-def with_launch(plan, name, **changes):
+def with_launch(plan, which, **changes):
     return replace(
-        plan, launches=tuple(replace(each, **changes) if each.name == name else each for each in plan.launches)
+        plan, launches=tuple(replace(each, **changes) if each.name == which else each for each in plan.launches)
     )
 
 
@@ -43,6 +44,20 @@ def with_argument(plan, launch, used, **changes):
         for each in made.arguments
     )
     return with_launch(plan, launch, arguments=arguments)
+
+
+def with_source(plan, which, **changes):
+    return with_buffer(plan, which, source=replace(plan.buffer_named()[which].source, **changes))
+
+
+def with_number(plan, number):
+    made = next(each for each in plan.launches if each.name == "layers.0.merge")
+    return with_launch(plan, "layers.0.merge", arguments=(*made.arguments, number))
+
+
+def many_buffers(plan):
+    """All in one place: a pair of each would have to be looked at."""
+    return tuple(replace(plan.buffer_named()["branch"], name=f"branch {number}") for number in range(MAX_PLACED))
 
 
 def key_of(plan, name):
@@ -137,6 +152,67 @@ BROKEN = {
         "branch: shape [2]",
     ),
     "a name twice": (lambda plan: with_buffer(plan, "branch", name="qkvg"), "buffers: a name twice"),
+    "two launches of one name": (
+        lambda plan: with_launch(plan, "layers.0.merge", name="layers.1.merge"),
+        "launches: a name twice",
+    ),
+    "an output that nobody could allocate": (
+        lambda plan: with_buffer(plan, "hidden", shape=(1 << 60,)),
+        "memory: 230584",
+    ),
+    "an output of unknown size": (
+        lambda plan: with_buffer(plan, "hidden", shape=("rows", 8)),
+        "hidden: shape ['rows', 8]",
+    ),
+    "an arena and buffers without an end": (
+        lambda plan: replace(with_buffer(plan, "branch", shape=(1 << 60,)), workspace_bytes=1 << 62),
+        "memory: ",
+    ),
+    "a place in no arena": (lambda plan: with_buffer(plan, "hidden", offset=256), "memory: a place of a buffer"),
+    "more buffers than are compared": (
+        lambda plan: replace(plan, buffers=plan.buffers + many_buffers(plan)),
+        "workspace: 1",
+    ),
+    "a view of two negative sizes": (
+        lambda plan: with_argument(plan, "layers.0.combine", "expert_rows", shape=(-1, 16, 2, -256)),
+        "layers.0.combine: expert_rows as [-1, 16, 2, -256]",
+    ),
+    "an unknown layout": (
+        lambda plan: with_source(plan, "layers.1.o_proj", layout="upside_down"),
+        "layers.1.o_proj: a weight buffer from layers.1.self_attn.o_proj.weight, upside_down, loaded",
+    ),
+    "an unknown tap": (
+        lambda plan: with_source(plan, "layers.1.o_proj", tap="never"),
+        "layers.1.o_proj: a weight buffer from layers.1.self_attn.o_proj.weight, as_is, never",
+    ),
+    "a source of what is no weight": (
+        lambda plan: with_buffer(plan, "branch", source=WeightSource("branch")),
+        "branch: a workspace buffer from branch",
+    ),
+    "strides below 1": (
+        lambda plan: with_buffer(plan, "layers.0.kv_cache", strides=(0, -1, True, 1)),
+        "layers.0.kv_cache: strides [0, -1, True, 1]",
+    ),
+    "strides of what is placed": (
+        lambda plan: with_buffer(plan, "branch", strides=(1, 16)),
+        "branch: strides of a workspace buffer",
+    ),
+    "addresses in a buffer that holds none": (
+        lambda plan: with_buffer(plan, "branch", of="stream"),
+        "branch: addresses of 'stream'",
+    ),
+    "a number of an unknown dtype": (
+        lambda plan: with_number(plan, ScalarArgument(1.0, "float16")),
+        "layers.0.merge: the number 1.0 of dtype 'float16'",
+    ),
+    "a number that its dtype does not hold": (
+        lambda plan: with_number(plan, ScalarArgument(1 << 31, "int32")),
+        "layers.0.merge: the number 2147483648 of dtype 'int32'",
+    ),
+    "a truth for a number": (
+        lambda plan: with_number(plan, ScalarArgument(value=True, dtype="int32")),
+        "layers.0.merge: the number True of dtype 'int32'",
+    ),
     "no key": (lambda plan: with_launch(plan, "layers.0.o_proj", key=None), "layers.0.o_proj: provider cute, key None"),
     "another kernel's key": (
         lambda plan: with_launch(plan, "layers.0.o_proj", key=plan.keys()[0]),
