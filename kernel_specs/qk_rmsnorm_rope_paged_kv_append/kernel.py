@@ -1,21 +1,21 @@
-"""CuTe DSL kernel for `qk_rmsnorm_rope_paged_kv_append`: one CTA per token, eight lanes per head.
-
-A lane owns eight neighbouring elements of a head, hence whole RoPE pairs; nothing goes through shared memory.
-"""
+"""CuTe DSL kernel for `qk_rmsnorm_rope_paged_kv_append`: one CTA per token, eight lanes per head."""
 
 from collections.abc import Callable
 
 import cutlass
 from cutlass import cute
 
-from kernel_specs.primitives.reduce import WARP, butterfly
-from kernel_specs.primitives.vector import dot, load_float32
-
-HEAD = 64
-VECTOR = 8
-LANES = HEAD // VECTOR
-PAIRS = VECTOR // 2
-BLOCK_SIZE = 16
+from kernel_specs.primitives.head_rows import (
+    HEAD,
+    LANES,
+    VECTOR,
+    append,
+    load_angles,
+    normed,
+    rotate,
+    sum_squares,
+    threads_of,
+)
 
 
 def qk_rmsnorm_rope_paged_kv_append(
@@ -25,7 +25,7 @@ def qk_rmsnorm_rope_paged_kv_append(
     assert qkvg_size == 2 * HEAD * (num_heads + num_kv_heads)
     first_value = num_heads + num_kv_heads
     rows = first_value + num_kv_heads  # the gate's heads are left alone
-    threads = -(-rows * LANES // WARP) * WARP
+    threads = threads_of(rows)
 
     @cute.kernel
     def device(
@@ -46,9 +46,7 @@ def qk_rmsnorm_rope_paged_kv_append(
         # Step inputs, written before the step's first launch: two dependent latencies pass before the wait.
         slot = slot_mapping[token]
         if cutlass.const_expr(rope):
-            table_row = cos_sin[positions[token], None]
-            cosines = load_float32(table_row, (part,), PAIRS)
-            sines = load_float32(table_row, (part + LANES,), PAIRS)
+            angles = load_angles(positions, cos_sin, token, part)
         cute.arch.griddepcontrol_wait()
         cute.arch.griddepcontrol_launch_dependents()
 
@@ -56,28 +54,15 @@ def qk_rmsnorm_rope_paged_kv_append(
         stored = cute.make_rmem_tensor((VECTOR,), cutlass.BFloat16)
         cute.autovec_copy(head, stored)
         values = stored.load().to(cutlass.Float32)
-        square_sum = butterfly(dot(values, values), LANES)
+        square_sum = sum_squares(values)
         if row < first_value:
-            normed = values * cute.math.rsqrt(square_sum / HEAD + eps, fastmath=True)
+            turned = normed(values, square_sum, eps)
             if cutlass.const_expr(rope):
-                normed = _rotate(normed, cosines, sines)
-            stored.store(normed.to(cutlass.BFloat16))
+                turned = rotate(turned, angles)
+            stored.store(turned.to(cutlass.BFloat16))
             cute.autovec_copy(stored, head)
         if row >= num_heads and row < rows and slot >= 0:
-            _append(kv_cache, slot, row - num_heads, part, stored)
-
-    @cute.jit
-    def _append(
-        kv_cache: cute.Tensor,
-        slot: cutlass.Int64,
-        row: cutlass.Int32,
-        part: cutlass.Int32,
-        stored: cute.Tensor,
-    ) -> None:
-        """Write one vector of K (rows below num_kv_heads) or V to its slot; addresses are 64 bit."""
-        is_value = row // num_kv_heads
-        packed = kv_cache[slot >> 4, row % num_kv_heads, slot & (BLOCK_SIZE - 1), None]
-        cute.autovec_copy(stored, cute.local_tile(packed, (VECTOR,), (is_value * LANES + part,)))
+            append(kv_cache, slot, row - num_heads, num_kv_heads, part, stored)
 
     @cute.jit
     def host(*arguments) -> None:  # `positions` and `cos_sin` exist only with RoPE
@@ -88,13 +73,3 @@ def qk_rmsnorm_rope_paged_kv_append(
         )
 
     return host
-
-
-def _rotate(values: cute.TensorSSA, cosines: cute.TensorSSA, sines: cute.TensorSSA) -> cute.TensorSSA:
-    """Pairs (2i, 2i + 1) turned by their angles."""
-    rotated = cute.make_rmem_tensor((VECTOR,), cutlass.Float32)
-    for i in range(PAIRS):
-        even, odd = values[2 * i], values[2 * i + 1]
-        rotated[2 * i] = even * cosines[i] - odd * sines[i]
-        rotated[2 * i + 1] = even * sines[i] + odd * cosines[i]
-    return rotated.load()
