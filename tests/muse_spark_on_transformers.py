@@ -7,7 +7,7 @@ import torch
 from transformers.models.muse_spark.configuration_muse_spark import MuseSparkTextConfig
 from transformers.models.muse_spark.modeling_muse_spark import MuseSparkTextModel
 
-from kernel_specs.qk_rmsnorm_rope_paged_kv_append.reference import rope_table
+from kernel_specs.primitives.head_rows_reference import rope_table
 
 
 def text_config(backbone):

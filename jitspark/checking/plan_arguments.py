@@ -13,7 +13,7 @@ from torch import Generator, Tensor
 
 from jitspark.plans.plan import Buffer, Kind, Launch, Plan, TensorArgument
 from jitspark.plans.reference_executor import argument_names
-from kernel_specs.qk_rmsnorm_rope_paged_kv_append.reference import rope_table
+from kernel_specs.primitives.head_rows_reference import rope_table
 
 BLOCK_SIZE = 16
 CODE_SIZE = 2.93  # the size (root mean square) of a random E2M1 code

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from jitspark.spec import Specialization
+from kernel_specs.primitives.rows_reference import repeated, rms_normed
 
 ROW_SCALES = (1.0, 1e15, 1e-3, 0.0, 1e-20, 30.0, 1.0, 1e-6)
 
@@ -14,12 +15,8 @@ def context_rmsnorm(
     context: Tensor, weight: Tensor, layer_weights: Tensor, out: Tensor, eps: float, *, gain_center: float, **_: int
 ) -> None:
     """Fill out [num_layers, num_tokens, hidden_size]."""
-    x = (_normed(context.double(), eps) * (weight.double() + gain_center)).bfloat16().double()
-    out.copy_(_normed(x, eps) * (layer_weights.double()[:, None] + gain_center))
-
-
-def _normed(rows: Tensor, eps: float) -> Tensor:
-    return rows * torch.rsqrt(rows.square().mean(dim=-1, keepdim=True) + eps)
+    x = (rms_normed(context.double(), eps) * (weight.double() + gain_center)).bfloat16().double()
+    out.copy_(rms_normed(x, eps) * (layer_weights.double()[:, None] + gain_center))
 
 
 def random_arguments(
@@ -31,9 +28,9 @@ def random_arguments(
     def normal(*size: int) -> Tensor:
         return torch.randn(size, generator=generator, device=generator.device)
 
-    scales = torch.tensor(ROW_SCALES, device=generator.device).repeat(1 + num_tokens // len(ROW_SCALES))
+    scales = repeated(ROW_SCALES, num_tokens, generator.device)[:, None]
     return {
-        "context": (normal(num_tokens, hidden_size) * scales[:num_tokens, None]).bfloat16(),
+        "context": (normal(num_tokens, hidden_size) * scales).bfloat16(),
         "weight": (0.2 * normal(hidden_size)).bfloat16(),
         "layer_weights": (0.2 * normal(axes["num_layers"], hidden_size)).bfloat16(),
         "eps": 1e-5,

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from jitspark.spec import Specialization
+from kernel_specs.primitives.rows_reference import repeated, rms_normed
 
 # Rows repeat this pattern: (scale of the branch, scale of the stream)
 ROW_SCALES = ((1.0, 1.0), (3e4, 1.0), (1e-4, 1.0), (0.0, 1.0), (1.0, 0.0), (1.0, 1e12), (0.0, 0.0), (1e-20, 1e-3))
@@ -32,7 +33,7 @@ def gated_residual_rmsnorm(
     if post_norm == "input_scale":
         z = z * (remaining.pop(0).double() + 1.0)
     alpha, beta, weight, activation, *copies, post_eps, eps = remaining
-    y = z * torch.rsqrt(z.square().mean(dim=-1, keepdim=True) + post_eps)
+    y = rms_normed(z, post_eps)
     if mode == "draft":
         y = y.bfloat16().double()
     blended = alpha.double() * stream.double() + beta.double() * y
@@ -40,7 +41,7 @@ def gated_residual_rmsnorm(
     if write_tap:
         copies.pop(0).copy_(blended)
     x = blended.bfloat16().double() if mode == "draft" else blended
-    normed = x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + eps) * (weight.double() + gain_center)
+    normed = rms_normed(x, eps) * (weight.double() + gain_center)
     activation.copy_(normed)
     if write_router_input:
         copies.pop(0).copy_(normed)
@@ -55,7 +56,7 @@ def random_arguments(
     def normal(*size: int) -> Tensor:
         return torch.randn(size, generator=generator, device=generator.device)
 
-    scales = torch.tensor(ROW_SCALES, device=generator.device).repeat(1 + shape[0] // len(ROW_SCALES), 1)[: shape[0]]
+    scales = repeated(ROW_SCALES, shape[0], generator.device)
     alpha = torch.sigmoid(normal(shape[1])).clamp(min=1e-3).sqrt()
     made = {
         "branch": (normal(*shape) * scales[:, :1]).bfloat16(),

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from jitspark.spec import Specialization
+from kernel_specs.primitives.rows_reference import repeated, rms_normed
 
 ROW_SCALES = (1.0, 1e15, 1e-3, 0.0, 1e-20, 30.0, 1.0, 1e-6)
 
@@ -15,7 +16,7 @@ def rmsnorm(x: Tensor, *rest: Any, weighted: bool, gain_center: float, round_inp
     """`rest` is (weight, out, eps), or (out, eps) without a weight. Writes `out`."""
     *weight, out, eps = rest
     values = (x.bfloat16() if round_input else x).double()
-    normed = values * torch.rsqrt(values.square().mean(dim=-1, keepdim=True) + eps)
+    normed = rms_normed(values, eps)
     out.copy_(normed * (weight[0].double() + gain_center) if weighted else normed)
 
 
@@ -26,7 +27,7 @@ def random_arguments(
     dtype = getattr(torch, specialization.dtypes["input_dtype"])
     shape = (axes["num_tokens"], axes["hidden_size"])
     x = torch.randn(shape, generator=generator, device=generator.device)
-    scales = torch.tensor(ROW_SCALES, device=generator.device).repeat(1 + shape[0] // len(ROW_SCALES))[: shape[0], None]
+    scales = repeated(ROW_SCALES, shape[0], generator.device)[:, None]
     weight = 0.2 * torch.randn(shape[1], generator=generator, device=generator.device)
     made = {"x": (x * scales).to(dtype), "eps": 1e-5}
     return made | ({"weight": weight.bfloat16()} if specialization.statics["weighted"] else {})

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from jitspark.spec import Specialization
+from kernel_specs.primitives.rows_reference import repeated, rms_normed
 
 BLOCK = 16
 MAX_E4M3 = 448.0
@@ -35,8 +36,7 @@ def rmsnorm_nvfp4_quantize(
 
 
 def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    values = x.double()
-    return values * torch.rsqrt(values.square().mean(dim=-1, keepdim=True) + eps) * (weight.double() + 1.0)
+    return rms_normed(x.double(), eps) * (weight.double() + 1.0)
 
 
 def _code(values: Tensor) -> Tensor:
@@ -85,7 +85,7 @@ def clear_rows(num_tokens: int, weight: Tensor, generator: torch.Generator) -> T
 
 def _draw(num_tokens: int, hidden_size: int, generator: torch.Generator) -> Tensor:
     device = generator.device
-    scales = torch.tensor(ROW_SCALES, device=device).repeat(1 + num_tokens // len(ROW_SCALES))[:num_tokens, None]
+    scales = repeated(ROW_SCALES, num_tokens, device)[:, None]
     x = torch.randn((num_tokens, hidden_size), generator=generator, device=device)
     blocks = torch.randint(-12, 1, (num_tokens, hidden_size // BLOCK), generator=generator, device=device)
     sizes = torch.where(torch.rand(blocks.shape, generator=generator, device=device) < 0.3, 2.0**blocks, 1.0)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from jitspark.spec import Specialization
+from kernel_specs.primitives.rows_reference import repeated, rms_normed
 
 HEAD_DIM = 64
 
@@ -23,7 +24,7 @@ def splitkv_combine_rmsnorm_sigmoid_gate(
     nothing = (total == 0)[..., None]
     attended = (summed / total[..., None]).masked_fill(nothing, 0.0).bfloat16().double()
     gate = qkvg[:, -out.shape[1] :].view(attended.shape).double()
-    normed = attended * torch.rsqrt(attended.square().mean(dim=-1, keepdim=True) + eps)
+    normed = rms_normed(attended, eps)
     out.copy_((normed * torch.sigmoid(gate)).masked_fill(nothing, 0.0).view(out.shape))
 
 
@@ -41,7 +42,7 @@ def random_arguments(
     empty[..., 0] = False
     padding = torch.arange(by_split[0], device=device) % 5 == 3
     empty[padding] = True
-    scales = torch.tensor((1.0, 40.0, 0.01), device=device).repeat(1 + by_split[1])[: by_split[1], None]
+    scales = repeated((1.0, 40.0, 0.01), by_split[1], device)[:, None]
     maxima = normal(*by_split) * scales
     sums = 1.0 + 100.0 * torch.rand(by_split, generator=generator, device=device)
     qkvg = normal(by_split[0], specialization.axes["qkvg_size"]) * 4.0

@@ -11,6 +11,7 @@ from torch.nn.functional import rms_norm  # noqa: E402
 from jitspark.registry import load_spec  # noqa: E402
 from jitspark.spec import VAR, Case, KernelSpec, Specialization, Tensor  # noqa: E402
 from kernel_specs.gated_residual_rmsnorm import reference as gated_residual  # noqa: E402
+from kernel_specs.primitives import head_rows_reference as head_rows  # noqa: E402
 from kernel_specs.primitives.row_split import TOKEN_CLASSES, row_split, thread_vectors  # noqa: E402
 from kernel_specs.qk_rmsnorm_rope_paged_kv_append import reference as qk_append  # noqa: E402
 from kernel_specs.rmsnorm import reference as plain  # noqa: E402
@@ -127,7 +128,7 @@ def turned(heads, arguments):
 
 
 def test_rope_table_is_the_textbooks():
-    table = qk_append.rope_table(1000, "cpu").double()
+    table = head_rows.rope_table(1000, "cpu").double()
     angle = 999 * 500000.0 ** (-2 * 5 / 64)
 
     assert torch.equal(table[0], torch.tensor([1.0] * 32 + [0.0] * 32, dtype=torch.float64))
