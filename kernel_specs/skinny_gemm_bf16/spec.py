@@ -110,6 +110,8 @@ CASES = (
     *(_case(rows, Projection(1024, 4096), "unpooler shard") for rows in (8, 16, 32, 64)),
     *(_case(rows, Projection(2304, 8192), "qkv+gate") for rows in (8, 16, 32, 64)),
     *(_case(rows, Projection(8192, 1024), "o_proj") for rows in (8, 16, 32, 64)),
+    *(_case(rows, Projection(8192, 2048), "draft down") for rows in (56, 64)),
+    *(_case(rows, Projection(25256, 512), "as many rows as of a vocabulary shard") for rows in (32, 49, 64)),
     *(_case(rows, Projection(256, 40960), "longest sums") for rows in (8, 49)),
     *(_case(rows, Projection(1024, 40960), "draft fc shard") for rows in (8, 16, 32, 56, 64)),
     *(_case(rows, Projection(2048, 512, SILU_MUL), "tiny gate_up") for rows in (1, 7, 8, 14, 21, 49, 64)),

@@ -14,7 +14,9 @@ ROWS = 16  # a row block: the MMA's 16 rows
 TOKENS = 8  # a token tile: the MMA's 8 columns
 LANES = 32
 ITEM_BYTES = 16  # an item is one lane's 4 FP32 sums of a row block and a token tile
-MAX_TILE_ROWS = 96
+MAX_TILE_ROWS = 192
+TALL_ROWS = 192  # of a tile, at 64 tokens, where these alone give every multiprocessor of an H200 one
+WAVE_ROWS = 96  # of a tile, at most, where there are more than a wave of them
 MAX_STAGES = 16
 # where a split of K measured faster than the rule's, by (weight_rows, in_features)
 FASTER_SPLIT = {(512, 8192): 8}
@@ -150,16 +152,16 @@ def choose(weight_rows: int, out_features: int, in_features: int, max_tokens: in
     tiles and half as many CTAs, since every tile reads all activations. Small weights fill half as many CTAs.
     """
     few, small = max_tokens <= 16, weight_rows <= 1024
-    long = _long_tiling(weight_rows, out_features, in_features, max_tokens)
-    if long is not None:
-        return long
+    tall = _tall_tiling(weight_rows, out_features, in_features, max_tokens)
+    if tall is not None:
+        return tall
     ctas = 256 if few and not small else 128
     enough_rows = (16 if small else 24) if few else (32 if small else 36)
     split = _split(in_features, FASTER_SPLIT.get((weight_rows, in_features), -(-enough_rows * ctas // weight_rows)))
     step = 8 if weight_rows == out_features else 2 * ROWS
     tile_rows = -(-weight_rows * split // (ctas * step)) * step
-    if tile_rows > (48 if few else MAX_TILE_ROWS):
-        tile_rows = MAX_TILE_ROWS
+    if tile_rows > (48 if few else WAVE_ROWS):
+        tile_rows = WAVE_ROWS
     row_blocks = -(-tile_rows * out_features // (weight_rows * ROWS))
     tile_columns = _tile_columns(in_features // split, max_tokens, tile_rows, row_blocks, small=small)
     chunks = in_features // (split * tile_columns)
@@ -180,20 +182,26 @@ def choose(weight_rows: int, out_features: int, in_features: int, max_tokens: in
     )
 
 
-def _long_tiling(weight_rows: int, out_features: int, in_features: int, max_tokens: int) -> Tiling | None:
-    """Long rows and many tokens: the tallest tiles that as many clusters as are resident leave, 8 CTAs sharing K.
+def _tall_tiling(weight_rows: int, out_features: int, in_features: int, max_tokens: int) -> Tiling | None:
+    """More tokens, and rows that are many or long: tiles so tall that reading the activations again costs little.
 
-    Every CTA reads the activations of its columns, so with few rows a tile these would be most of the bytes.
+    Every CTA reads the activations of its columns, so with few rows a tile these would be most of the bytes. Long rows
+    are shared by 8 CTAs, in the tallest tiles that as many clusters as are resident leave.
     """
-    tile_rows = -(-weight_rows // (RESIDENT_CLUSTERS * 8)) * 8
-    fits = 64 < tile_rows <= 80 and in_features >= LONG_ROW and in_features % (8 * 128) == 0
-    if max_tokens <= 16 or not fits or weight_rows != out_features:
+    if max_tokens <= 16 or weight_rows != out_features:
         return None
-    stage_bytes = 2 * 128 * (tile_rows + max_tokens)
-    stages = _stages(in_features // (8 * 128), 2, stage_bytes, _ring_bytes(max_tokens, small=False))
-    row_warps = 3 if max_tokens == 32 else 5  # equally fast at 32, but five spill on Blackwell
-    cut = {"tile_rows": tile_rows, "tile_columns": 128, "split": 8, "row_warps": row_warps, "column_warps": 2}
-    return Tiling(weight_rows, out_features, in_features, max_tokens, stages=stages, **cut)
+    cut = None
+    tile_rows = -(-weight_rows // (RESIDENT_CLUSTERS * 8)) * 8
+    if 64 < tile_rows <= 80 and in_features >= LONG_ROW and in_features % (8 * 128) == 0:
+        row_warps = 3 if max_tokens == 32 else 5  # equally fast at 32, but five spill on Blackwell
+        cut = {"tile_rows": tile_rows, "tile_columns": 128, "split": 8, "row_warps": row_warps, "ring": 160 * 1024}
+    elif max_tokens == 64 and weight_rows > 128 * TALL_ROWS and in_features >= 2 * BLOCK_COLUMNS:
+        cut = {"tile_rows": TALL_ROWS, "tile_columns": BLOCK_COLUMNS, "split": 1, "row_warps": 4, "ring": 128 * 1024}
+    if cut is None:
+        return None
+    stage_bytes = 2 * cut["tile_columns"] * (cut["tile_rows"] + max_tokens)
+    stages = _stages(in_features // (cut["split"] * cut["tile_columns"]), 2, stage_bytes, cut.pop("ring"))
+    return Tiling(weight_rows, out_features, in_features, max_tokens, stages=stages, column_warps=2, **cut)
 
 
 def _split(in_features: int, wanted: int) -> int:
@@ -211,7 +219,8 @@ def _tile_columns(columns: int, max_tokens: int, tile_rows: int, row_blocks: int
     elif row_blocks % 2 == 1:
         wanted = BLOCK_COLUMNS
     else:
-        wanted = 128 if (columns <= 1024) == (max_tokens == 32) or (small and columns > 1024) else BLOCK_COLUMNS
+        few_columns = columns <= (1024 if max_tokens == 32 else 2048)
+        wanted = 128 if few_columns == (max_tokens == 32) or (small and columns > 1024) else BLOCK_COLUMNS
     return wanted if columns % wanted == 0 else BLOCK_COLUMNS
 
 
