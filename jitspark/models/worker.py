@@ -17,6 +17,7 @@ from jitspark.runtime.expert_tp import ExpertShares
 from jitspark.runtime.fallback import attempted
 from jitspark.runtime.prepared import Prepared, device_target, on_all_ranks, prepare
 from jitspark.runtime.ranks import RankGroup
+from jitspark.runtime.reasons import Kind, Reason, left_by
 from jitspark.runtime.symmetric_memory import exchange_memory
 from jitspark.vllm_release import has_own_decode, require_known_release
 
@@ -63,19 +64,22 @@ def _config_on_all_ranks(vllm_config: VllmConfig) -> DecodeConfig | None:
     with group.telling(SUPPORT):
         require_known_release()
         config = specialized_decode_config(vllm_config)
-    failed = group.failures(SUPPORT, repr(config), REFUSED if config is None else None)
-    other = next(((rank, reason) for rank, reason in failed.items() if reason != REFUSED), None)
-    if other is not None:
-        raise RankError(
-            where=SUPPORT,
-            found=f"rank {other[0]}: {other[1]}",
-            needed="a deployment that all ranks support alike",
-            remedy="Run all ranks on equal GPUs and in equal environments, and start them again.",
-        )
-    if failed and config is not None:
-        say_once(f"Muse Spark runs vLLM's own decode (on_error): rank {next(iter(failed))}: {REFUSED}: see its own log")
-        return None
-    return config
+    failed = group.failures(SUPPORT, repr(config), Reason(Kind.BARRED, REFUSED) if config is None else None)
+    if not failed:
+        return config
+    rank, reason = left_by(failed, (Kind.BARRED,), _unsupported, rank=group.rank)
+    if config is not None:
+        say_once(f"Muse Spark runs vLLM's own decode (on_error): rank {rank}: {reason}: see its own log")
+    return None
+
+
+def _unsupported(rank: int, reason: Reason) -> RankError:
+    return RankError(
+        where=SUPPORT,
+        found=f"rank {rank}: {reason.text}",
+        needed="a deployment that all ranks support alike",
+        remedy="Run all ranks on equal GPUs and in equal environments, and start them again.",
+    )
 
 
 def asked_of_us(vllm_config: VllmConfig) -> bool:

@@ -1,29 +1,30 @@
 """Parts of a start after which all ranks go on alike: each has what it needs, or all of them leave it to stock.
 
 For what can still be given up once weights are loaded. A rank that dies or says nothing always ends all of them: nobody
-knows what it does. So does a failure that no rank claims as its own, such as a connection that broke.
+knows what it does. So do an error of no known kind, and a failure that no rank claims as its own, such as a connection
+that broke.
 """
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TypeVar
 
 import torch
 
 from jitspark.errors import JitsparkError, RankError
 from jitspark.notice import say_once
-from jitspark.runtime.ranks import RankGroup, first_line
+from jitspark.runtime.ranks import RankGroup
+from jitspark.runtime.reasons import Kind, Reason, left_by, reason_of
 
 T = TypeVar("T")
-_PASSED_ON = "passed on: "
 
 
 def attempted(work: Callable[[], T], ranks: RankGroup, step: str, what: str, *, may_give_up: bool) -> T | None:
     """What `work` makes on this rank; None, on all of them, where one cannot and `may_give_up`.
 
     `what` names, for the one warning, what stock then runs. Without `may_give_up` this is `work` alone, and raises what
-    that raises. With it, ranks tell each other afterwards; raises RankError for one that stays silent, and this rank's
-    own error where it is no JitsparkError and no lack of device memory.
+    that raises. With it, ranks tell each other afterwards; raises RankError for one that stays silent or ends, and this
+    rank's own error where it is no JitsparkError and no lack of device memory.
     """
     if not may_give_up:
         return work()
@@ -34,28 +35,22 @@ def attempted(work: Callable[[], T], ranks: RankGroup, step: str, what: str, *, 
         error = problem
     except BaseException as problem:
         with contextlib.suppress(RankError):
-            ranks.failures(step, "", f"{_PASSED_ON}{type(problem).__name__}: {problem}")  # all of them end
+            ranks.failures(step, "", reason_of(problem))  # all of them end
         raise
-    failed = ranks.failures(step, "", None if error is None else _reason(error))
+    failed = ranks.failures(step, "", None if error is None else reason_of(error))
     if not failed:
         return made
-    own = {rank: reason for rank, reason in failed.items() if not reason.startswith(_PASSED_ON)}
-    if not own:
-        raise _claimed_by_nobody(step, failed) if error is None else error
-    rank, reason = next(iter(own.items()))
+    rank, reason = left_by(
+        failed, (Kind.OWN,), lambda rank, reason: _refusal(step, rank, reason), rank=ranks.rank, error=error
+    )
     say_once(f"Muse Spark runs vLLM's own {what} (on_error): rank {rank}: {reason}")
     return None
 
 
-def _claimed_by_nobody(step: str, failed: Mapping[int, str]) -> RankError:
+def _refusal(step: str, rank: int, reason: Reason) -> RankError:
     return RankError(
         where=step,
-        found=f"{len(failed)} ranks that could not go on: {next(iter(failed.values()))}",
+        found=f"rank {rank} could not go on: {reason}",
         needed="every rank to be alive and at this step",
         remedy="Look at the ranks' logs, and start all of them again.",
     )
-
-
-def _reason(error: BaseException) -> str:
-    """A RankError tells of another rank, which says itself what its own reason is."""
-    return f"{_PASSED_ON}{first_line(error)}" if isinstance(error, RankError) else first_line(error)

@@ -14,7 +14,8 @@ import torch.distributed as dist
 from jitspark.errors import DeviceMemoryError, RankError
 from jitspark.peer_memory import peer_addresses, shareable, unmappable
 from jitspark.runtime.device_memory import REMEDY
-from jitspark.runtime.ranks import RankGroup, first_line
+from jitspark.runtime.ranks import RankGroup
+from jitspark.runtime.reasons import Kind, Reason, first_line, left_by
 
 T = TypeVar("T")
 MIB = 1 << 20
@@ -22,8 +23,6 @@ STEP = "memory for exchanges"
 # For what ranks that have all just come to it do in milliseconds. Torch takes nothing else meanwhile, not even the word
 # of a rank that failed: so whoever waits here in vain must be back before that rank's own patience ends.
 MAP_SECONDS = 30.0
-_BARRED = "no way to map: "  # how a reason begins that leaves another way to exchange
-_PASSED_ON = "waited in vain: "  # how one begins that another rank is the cause of
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,38 +73,37 @@ def _on_all_ranks(work: Callable[[], T], group: RankGroup, num_bytes: int, devic
     if not failed:
         assert made is not None
         return made
-    barred = {rank: text for rank, text in failed.items() if text.startswith(_BARRED)}
-    failures = {rank: text for rank, text in failed.items() if not text.startswith((_BARRED, _PASSED_ON))}
-    if failures or not barred:
-        rank, text = next(iter((failures or failed).items()))
-        raise RankError(
-            where=f"rank {group.rank} of {group.size}, {STEP}",
-            found=f"rank {rank} failed: {text}",
-            needed="every rank to succeed",
-            remedy="Mend what that rank reports, and start all of them again.",
-        )
-    rank, text = next(iter(barred.items()))
-    return Barred(rank, text.removeprefix(_BARRED))
+    rank, barred = left_by(failed, (Kind.BARRED,), lambda *cause: _refusal(group, *cause), rank=group.rank)
+    return Barred(rank, barred.text)
 
 
-def _outcome(work: Callable[[], T], num_bytes: int, device: torch.device) -> tuple[T | None, str | None]:
+def _refusal(group: RankGroup, rank: int, reason: Reason) -> RankError:
+    return RankError(
+        where=f"rank {group.rank} of {group.size}, {STEP}",
+        found=f"rank {rank} failed: {reason.text}",
+        needed="every rank to succeed",
+        remedy="Mend what that rank reports, and start all of them again.",
+    )
+
+
+def _outcome(work: Callable[[], T], num_bytes: int, device: torch.device) -> tuple[T | None, Reason | None]:
     """What `work` makes, or a reason that the ranks decide upon together. Raises whatever else ends this one."""
     try:
         return work(), None
     except RuntimeError as problem:
-        reason = first_line(problem)
+        found = first_line(problem)
         if _lacks_memory(problem):
             raise DeviceMemoryError(
                 where=f"{STEP} on {device}",
-                found=reason,
+                found=found,
                 needed=f"{num_bytes / MIB:.1f} MiB on every rank",
                 remedy=REMEDY,
             ) from problem
         if _waited_in_vain(problem):
-            return None, f"{_PASSED_ON}{reason}"
+            return None, Reason(Kind.PASSED_ON, f"waited in vain: {found}")
         if type(problem) is not RuntimeError:  # of a kind of its own: a launch that went wrong before, for instance
             raise
-        return None, f"{_BARRED}{reason}"
+        return None, Reason(Kind.BARRED, found)
 
 
 def _lacks_memory(problem: RuntimeError) -> bool:

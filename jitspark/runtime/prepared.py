@@ -23,6 +23,7 @@ from jitspark.runtime import DecodeConfig, options
 from jitspark.runtime.kernel_loading import cache_layers, load_deployment
 from jitspark.runtime.parts import CUTE
 from jitspark.runtime.ranks import RankGroup
+from jitspark.runtime.reasons import Kind, Reason, left_by, reason_of
 
 # A cold start compiles for minutes, and another node's may be slower; a rank that dies is noticed at once.
 PATIENCE = 1800.0
@@ -69,18 +70,16 @@ def on_all_ranks(work: Callable[[Tell], Prepared], ranks: RankGroup, on_error: s
         error = problem
     except BaseException as problem:
         with contextlib.suppress(RankError):  # this rank's own error says more
-            patient.failures(STEP, "", f"{_UNFORESEEN}{type(problem).__name__}: {problem}", listening)
+            patient.failures(STEP, "", reason_of(problem), listening)
         raise
-    failed = patient.failures(
-        STEP, "" if made is None else made.digest, None if error is None else str(error), listening
-    )
+    digest = "" if made is None else made.digest
+    failed = patient.failures(STEP, digest, None if error is None else reason_of(error), listening)
     if not failed:
         return made
-    rank, reason = _root(failed)
-    if on_error == options.STOCK and not reason.startswith(_UNFORESEEN):
-        say_once(f"Muse Spark runs vLLM's own decode (on_error): rank {rank}: {reason}")
-        return None
-    raise error if error is not None and rank == ranks.rank else _refusal(rank, reason)
+    leaves = (Kind.OWN, Kind.PASSED_ON) if on_error == options.STOCK else ()
+    rank, reason = left_by(failed, leaves, _refusal, rank=ranks.rank, error=error)
+    say_once(f"Muse Spark runs vLLM's own decode (on_error): rank {rank}: {reason}")
+    return None
 
 
 def prepare(vllm_config: Any, config: DecodeConfig, target: str, tell: Tell) -> Prepared:
@@ -127,26 +126,15 @@ def device_target(capability: tuple[int, int], accepted: Iterable[str]) -> str:
     return found
 
 
-def _stop_with_the_others(failure: tuple[int, str] | None) -> None:
+def _stop_with_the_others(failure: tuple[int, Reason] | None) -> None:
     if failure is not None:
         raise _refusal(*failure)
 
 
-def _refusal(rank: int, reason: str) -> RankError:
+def _refusal(rank: int, reason: Reason) -> RankError:
     return RankError(
-        where=f"{_RELAYED}{rank}",
-        found=reason,
+        where=f"rank {rank}",
+        found=str(reason),
         needed="every rank to have its plans and kernels",
         remedy="Mend what that rank reports, and start all of them again.",
     )
-
-
-_RELAYED = "rank "  # how a reason begins that a rank has only passed on
-_UNFORESEEN = "an error of no known kind, "  # how one begins after which its rank ends
-
-
-def _root(failed: Mapping[int, str]) -> tuple[int, str]:
-    """The first rank that ends, else the first that failed by itself."""
-    own = {rank: reason for rank, reason in failed.items() if not reason.startswith(_RELAYED)}
-    ends = {rank: reason for rank, reason in own.items() if reason.startswith(_UNFORESEEN)}
-    return next(iter((ends or own or failed).items()))

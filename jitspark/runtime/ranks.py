@@ -8,7 +8,6 @@ device's own group. Nothing is pickled.
 """
 
 import contextlib
-import json
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -20,10 +19,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from jitspark.errors import JitsparkError, RankError
+from jitspark.errors import RankError
+from jitspark.runtime.reasons import WORD_BYTES, Kind, Reason, Word, first_line, reason_of
 
-# A word's size: long enough for a reason, and far below what a connection takes without being read.
-WORD_BYTES = 2048
 PATIENCE = 120.0
 _ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name from torch 2.13 on
 _PART: ContextVar[str] = ContextVar("_PART", default="")  # the one that this rank is in
@@ -70,7 +68,7 @@ class RankGroup:
             raise  # the others have left already
         except BaseException as error:
             with contextlib.suppress(RankError):
-                self._words(step, digest, _described(error))
+                self._words(step, digest, reason_of(error))
             raise
         _refuse_failures(step, self._words(step, digest, None))
 
@@ -85,7 +83,7 @@ class RankGroup:
             raise
         except BaseException as error:
             with contextlib.suppress(RankError):
-                self._words(step, "", _described(error))
+                self._words(step, "", reason_of(error))
             raise
 
     def listen(self) -> "Listening":
@@ -93,23 +91,22 @@ class RankGroup:
         return Listening(self)
 
     def failures(
-        self, step: str, digest: str, failure: str | None, listening: "Listening | None" = None
-    ) -> dict[int, str]:
-        """Why ranks cannot go on from here, by rank: equal on all of them, so they can decide alike what to do then.
+        self, step: str, digest: str, reason: Reason | None, listening: "Listening | None" = None
+    ) -> dict[int, Reason]:
+        """Why ranks cannot go on from here, by rank: equal on all of them, so they can decide alike (`left_by`).
 
         A rank with another step or digest than rank 0's is among them. Raises RankError for silence: nobody knows then
         what the others do.
         """
         _require_no_part(step)
-        words = self._words(step, digest, failure, listening)
-        failed = {rank: word["failure"] for rank, word in enumerate(words) if word["failure"] is not None}
-        first = (words[0]["step"], words[0]["digest"])
+        words = self._words(step, digest, reason, listening)
+        first = (words[0].step, words[0].digest)
         unlike = {
-            rank: f"{word['step']} {word['digest']}, where rank 0 has {first[0]} {first[1]}"
+            rank: Reason(Kind.OWN, f"{word.step} {word.digest}, where rank 0 has {first[0]} {first[1]}")
             for rank, word in enumerate(words)
-            if (word["step"], word["digest"]) != first
+            if (word.step, word.digest) != first
         }
-        return failed or unlike
+        return _reasons(words) or unlike
 
     def swap(self, received: torch.Tensor, sent: torch.Tensor) -> None:
         """All to all in equal parts: row d of `sent` goes to rank d, row s of `received` comes from rank s. uint8.
@@ -148,15 +145,13 @@ class RankGroup:
                 what, f"that it ended: {first_line(error)}", "all ranks to take part until its end"
             ) from error
 
-    def _words(
-        self, step: str, digest: str, failure: str | None, listening: "Listening | None" = None
-    ) -> list[dict[str, Any]]:
+    def _words(self, step: str, digest: str, reason: Reason | None, listening: "Listening | None" = None) -> list[Word]:
         """What every rank says about this step, in rank order. Raises RankError for ranks that say nothing."""
-        own = {"step": step, "digest": digest, "failure": failure}
+        own = Word.of(step, digest, reason)
         if self.size == 1:
             return [own]
         deadline = time.monotonic() + self.patience
-        message = torch.frombuffer(bytearray(_encoded(own)), dtype=torch.uint8)
+        message = torch.frombuffer(bytearray(own.encoded()), dtype=torch.uint8)
         peers = [rank for rank in range(self.size) if rank != self.rank]
         silent: dict[int, str] = {}
         heard = {rank: torch.empty_like(message) for rank in peers} if listening is None else {}
@@ -165,7 +160,7 @@ class RankGroup:
         for rank, work in works:
             if work is not None and rank not in silent:
                 self._waited(silent, rank, work, deadline)
-        words = {rank: _decoded(each) for rank, each in heard.items() if rank not in silent}
+        words = {rank: Word.decoded(bytes(each.tolist())) for rank, each in heard.items() if rank not in silent}
         if listening is not None:
             words = listening.words(deadline, silent)
         if silent:
@@ -198,7 +193,7 @@ class Listening:
     """The next word of each other rank, waited for beside this rank's work. A thread each: asking gloo is waiting."""
 
     def __init__(self, group: RankGroup) -> None:
-        self._words: dict[int, dict[str, Any]] = {}
+        self._words: dict[int, Word] = {}
         self._silent: dict[int, str] = {}
         self._threads = {
             rank: threading.Thread(target=self._hear, args=(group, rank), daemon=True)
@@ -208,12 +203,13 @@ class Listening:
         for thread in self._threads.values():
             thread.start()
 
-    def failure(self) -> tuple[int, str] | None:
+    def failure(self) -> tuple[int, Reason] | None:
         """A rank that has already said that it cannot go on, or has gone, and why; None as long as there is none."""
-        said = {rank: word["failure"] for rank, word in self._words.copy().items() if word["failure"] is not None}
-        return next(iter({**said, **self._silent}.items()), None)
+        said = {rank: word.reason for rank, word in self._words.copy().items() if word.reason is not None}
+        gone = {rank: Reason(Kind.PASSED_ON, text) for rank, text in self._silent.copy().items()}
+        return next(iter({**said, **gone}.items()), None)
 
-    def words(self, deadline: float, silent: dict[int, str]) -> dict[int, dict[str, Any]]:
+    def words(self, deadline: float, silent: dict[int, str]) -> dict[int, Word]:
         """All words that came until `deadline`, by rank; the other ranks are added to `silent`."""
         for rank, thread in self._threads.items():
             thread.join(max(0.001, deadline - time.monotonic()))
@@ -229,7 +225,7 @@ class Listening:
         except RuntimeError as error:
             self._silent[rank] = first_line(error)
         else:
-            self._words[rank] = _decoded(buffer)
+            self._words[rank] = Word.decoded(bytes(buffer.tolist()))
 
 
 def _require_no_part(step: str) -> None:
@@ -245,13 +241,13 @@ def _within(step: str) -> Iterator[None]:
         _PART.reset(before)
 
 
-def _refuse_failures(step: str, words: Sequence[dict[str, Any]]) -> None:
-    failed = {rank: word["failure"] for rank, word in enumerate(words) if word["failure"] is not None}
+def _refuse_failures(step: str, words: Sequence[Word]) -> None:
+    failed = _reasons(words)
     if failed:
         rank, reason = next(iter(failed.items()))
-        raise _disagreement(step, f"rank {rank} failed: {reason}", "every rank to succeed")
+        raise _disagreement(step, f"rank {rank} failed: {reason.text}", "every rank to succeed")
     for what in ("step", "digest"):
-        said = {word[what]: rank for rank, word in reversed(list(enumerate(words)))}
+        said = {getattr(word, what): rank for rank, word in reversed(list(enumerate(words)))}
         if len(said) > 1:
             listed = ", ".join(
                 f"{text!r} on rank {rank}" for text, rank in sorted(said.items(), key=lambda item: item[1])
@@ -259,33 +255,14 @@ def _refuse_failures(step: str, words: Sequence[dict[str, Any]]) -> None:
             raise _disagreement(step, f"unlike {what}s: {listed}", f"the same {what} on all ranks")
 
 
+def _reasons(words: Sequence[Word]) -> dict[int, Reason]:
+    return {rank: word.reason for rank, word in enumerate(words) if word.reason is not None}
+
+
 def _disagreement(step: str, found: str, needed: str) -> RankError:
     remedy = "Mend what that rank reports, give all ranks the same model and options, and start them again."
     return RankError(where=step, found=found, needed=needed, remedy=remedy)
 
 
-def _described(error: BaseException) -> str:
-    return str(error) if isinstance(error, JitsparkError) else f"{type(error).__name__}: {first_line(error)}"
-
-
-def first_line(error: BaseException) -> str:
-    """What it says, in a line; its class where it says nothing."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
 def _listed(silent: dict[int, str]) -> str:
     return ", ".join(f"rank {rank} ({reason})" for rank, reason in sorted(silent.items()))
-
-
-def _encoded(word: dict[str, Any]) -> bytes:
-    """JSON in WORD_BYTES; a reason too long for that loses its end."""
-    text = json.dumps(word)
-    while len(text) > WORD_BYTES:
-        word = {**word, "failure": word["failure"][: len(word["failure"]) - (len(text) - WORD_BYTES) // 6 - 8] + " ..."}
-        text = json.dumps(word)
-    return text.encode("ascii").ljust(WORD_BYTES)
-
-
-def _decoded(message: torch.Tensor) -> dict[str, Any]:
-    word: dict[str, Any] = json.loads(bytes(message.tolist()))
-    return word

@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 from jitspark.geometry import deployment  # noqa: E402
 from jitspark.runtime import markov_launches  # noqa: E402
 from jitspark.runtime.ranks import RankGroup  # noqa: E402
+from jitspark.runtime.reasons import Kind, Reason  # noqa: E402
 
 STEPS = 7
 
@@ -19,9 +20,9 @@ class Noting(RankGroup):
 
     said: ClassVar = []
 
-    def _words(self, step, digest, failure, listening=None):
-        self.said.append((step, failure))
-        return super()._words(step, digest, failure, listening)
+    def _words(self, step, digest, reason, listening=None):
+        self.said.append((step, reason))
+        return super()._words(step, digest, reason, listening)
 
 
 @pytest.fixture
@@ -90,5 +91,5 @@ def test_what_fails_there_is_told_in_the_part_that_the_others_are_in(alone, mode
     with pytest.raises(RuntimeError, match="not here"):
         markov_launches.bound_plans(model, STEPS, 2, alone)
 
-    assert alone.said[-1] == (step, "RuntimeError: not here")
+    assert alone.said[-1] == (step, Reason(Kind.UNFORESEEN, "RuntimeError: not here"))
     assert [failure for _, failure in alone.said[:-1]] == [None] * (len(alone.said) - 1)
