@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING
 
 from jitspark.spec import CONST, VAR, AtMost, Case, Divisible, KernelSpec, Specialization, Static, Tensor
 from jitspark.target import TARGETS
+from kernel_specs.router_gemm.share import SLAB, SPLITS
 
 if TYPE_CHECKING:  # cases are checked where no geometry library is installed
     from jitspark.geometry import Backbone, Deployment
 
-STAGE = 256  # columns of a stage: 32 for each of a CTA's eight warps
-SPLITS = (2, 4, 8)
 TOKEN_CLASSES = (8, 16, 32, 64)
 
 
@@ -27,7 +26,7 @@ def split(hidden_size: int, num_tokens: int) -> dict[str, Static]:
     """The bound that `num_tokens` falls under, and over how many CTAs K is split: as many as a cluster may hold."""
     return {
         "max_tokens": next(size for size in TOKEN_CLASSES if num_tokens <= size),
-        "split": max((size for size in SPLITS if hidden_size % (size * STAGE) == 0), default=SPLITS[0]),
+        "split": max((size for size in SPLITS if hidden_size % (size * SLAB) == 0), default=SPLITS[0]),
     }
 
 
@@ -59,7 +58,7 @@ SPEC = KernelSpec(
     ),
     constraints=(
         AtMost("num_tokens", "max_tokens", because="a warp holds the sums of all tokens"),
-        Divisible("hidden_size", by=f"{STAGE} * split", because="CTAs share K in stages of 256 columns"),
+        Divisible("hidden_size", by=f"{SLAB} * split", because="CTAs share K in stages of 256 columns"),
     ),
     targets=TARGETS,
     kernel="kernel:router_gemm",

@@ -4,78 +4,29 @@
 
 from dataclasses import dataclass
 
-SPLITS = (2, 4, 8)  # CTAs of a cluster
+from kernel_specs.router_gemm.share import (
+    ITEM_BYTES,
+    ROUTER_PAD,
+    ROWS,
+    SLAB,
+    TOKENS,
+    WARP,
+    Share,
+    router_share,
+)
+
 TOKEN_CLASSES = (8, 16)  # more tokens are two launches' work: NOTES.md
 # On a multiprocessor. A cluster lies within a GPC, and GPCs do not have 16 multiprocessors each: with two CTAs on each
 # multiprocessor an H200 holds 31 clusters of 8, one less than there are at TP 8.
 CTAS = 3
 SHARED_BYTES = 228 * 1024  # of a multiprocessor, of which a CTA takes 1 KB beside its own
-WARP = 32
-ROWS = 16  # a row block: the MMA's 16 rows
-TOKENS = 8  # a token tile: the MMA's 8 columns
-LANE_COLUMNS = 8
-PARTS = 3  # BF16 numbers that an FP32 number is the sum of
-ITEM = 4  # FP32 sums of a lane, of a row block and a token tile
-ITEM_BYTES = 16
-WARPS = 8
-THREADS = WARP * WARPS
-BLOCK = 32  # columns of a warp's part of a slab
-SLAB = BLOCK * WARPS  # columns that the warps multiply at a time
 BUDGET = SHARED_BYTES // CTAS - 1024 - 256  # bytes of a CTA, barriers left out
-ROUTER_PAD, POOLER_PAD = 16, 64  # bytes behind a row
+POOLER_PAD = 64  # bytes behind a row
 # The weights of a `Cut` and the sums that it receives, as a spec's constraint speaks of them.
 RING_AND_RECEIVED = (
     f"max({ROWS} * (4 * hidden_size // split + {ROUTER_PAD}), pooler_rows * (2 * hidden_size // split + {POOLER_PAD}))"
     f" + pooler_rows // {ROWS} * (max_tokens // {TOKENS}) * {WARP * ITEM_BYTES}"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """What a CTA multiplies: row blocks of one weight. `pad` keeps rows that are read together on other banks."""
-
-    blocks: int
-    chains: int  # sums that an output has, so that MMAs need not wait for each other
-    element_bytes: int
-    pad: int
-    columns: int
-    tiles: int
-    split: int
-
-    @property
-    def rows(self) -> int:
-        return self.blocks * ROWS
-
-    @property
-    def stride(self) -> int:
-        """Elements from row to row in shared memory."""
-        return self.columns + self.pad // self.element_bytes
-
-    @property
-    def row_bytes(self) -> int:
-        return self.columns * self.element_bytes
-
-    @property
-    def ring_bytes(self) -> int:
-        return self.rows * self.stride * self.element_bytes
-
-    @property
-    def items(self) -> int:
-        """A lane's sums of a row block and a token tile."""
-        return self.blocks * self.tiles * WARP
-
-    @property
-    def owned(self) -> int:
-        """Items that one CTA of the cluster adds up and stores."""
-        return self.items // self.split
-
-    @property
-    def partial_bytes(self) -> int:
-        return WARPS * self.items * ITEM_BYTES
-
-    @property
-    def received_bytes(self) -> int:
-        return self.items * ITEM_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,15 +60,11 @@ class Cut:
 
     @property
     def router(self) -> Share:
-        # The tensor cores cut off what a sum cannot hold, so small parts are added to sums of their own.
-        return self._share(1, chains=PARTS, element_bytes=4, pad=ROUTER_PAD)
+        return router_share(self.columns, self.tiles, self.split)
 
     @property
     def pooler(self) -> Share:
-        return self._share(self.pooler_rows // ROWS, chains=2, element_bytes=2, pad=POOLER_PAD)
-
-    def _share(self, blocks: int, chains: int, element_bytes: int, pad: int) -> Share:
-        return Share(blocks, chains, element_bytes, pad, self.columns, self.tiles, self.split)
+        return Share(self.pooler_rows // ROWS, 2, 2, POOLER_PAD, self.columns, self.tiles, self.split)
 
     @property
     def router_tiles(self) -> int:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from jitspark.spec import CONST, VAR, AtMost, Case, Divisible, KernelSpec, Specialization, Static, Tensor
 from jitspark.target import TARGETS
-from kernel_specs.router_pooler_gemm.cut import BUDGET, RING_AND_RECEIVED, ROWS, SLAB, SPLITS, TOKEN_CLASSES
+from kernel_specs.router_gemm.share import ROWS, SLAB, SPLITS
+from kernel_specs.router_pooler_gemm.cut import BUDGET, RING_AND_RECEIVED, TOKEN_CLASSES
 
 if TYPE_CHECKING:  # cases are checked where no geometry library is installed
     from jitspark.geometry import Deployment

@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from jitspark.geometry import deployment, geometry_names, load_geometry
-from kernel_specs.router_pooler_gemm.cut import CTAS, SHARED_BYTES, SLAB, Cut
+from kernel_specs.router_gemm.share import SLAB
+from kernel_specs.router_pooler_gemm.cut import CTAS, SHARED_BYTES, Cut
 from kernel_specs.router_pooler_gemm.spec import SPEC, serves, specializations
 
 DEPLOYMENTS = [(name, tp) for name in geometry_names() for tp in load_geometry(name).tp_sizes]
