@@ -7,26 +7,11 @@ from kernel_specs.primitives.grouped_tiling import GroupedTiling
 
 
 def bf16_grouped_gemm_partial(
-    num_experts_per_tok: int,
-    moe_hidden_size: int,
-    intermediate_width: int,
-    pass_rows: int,
-    tile_columns: int,
-    stages: int,
-    cta_tiles: int,
-    rows_dtype: str,
+    num_experts_per_tok: int, moe_hidden_size: int, intermediate_width: int, rows_dtype: str, **tiling: int
 ) -> Callable[..., None]:
     """The host function of one specialization; its arguments are the specialization's, then the stream.
 
     The rows come typed, so `rows_dtype` has nothing left to decide.
     """
-    tile = GroupedTiling(
-        in_features=intermediate_width,
-        out_features=moe_hidden_size,
-        parts=1,
-        pass_rows=pass_rows,
-        tile_columns=tile_columns,
-        stages=stages,
-        cta_tiles=cta_tiles,
-    )
+    tile = GroupedTiling(in_features=intermediate_width, out_features=moe_hidden_size, parts=1, **tiling)
     return make_grouped_gemm(tile, num_experts_per_tok, rows_by_token=False)

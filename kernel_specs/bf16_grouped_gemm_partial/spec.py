@@ -19,16 +19,24 @@ behind that.
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from jitspark.spec import CONST, VAR, AtMost, Case, Divisible, Equals, KernelSpec, Scalar, Specialization, Tensor
+from jitspark.spec import CONST, Case, Divisible, KernelSpec, Scalar, Specialization, Tensor
 from jitspark.target import TARGETS
-from kernel_specs.primitives.grouped_tiling import MAX_STAGES, PASS_ROWS, choose
+from kernel_specs.bf16_grouped_gemm_swiglu.spec import (
+    INSTRUCTIONS,
+    SCHEDULE,
+    SCHEDULE_AXES,
+    SCHEDULE_CONSTRAINTS,
+    STATICS,
+    TOKENS_BY_SLOT,
+    schedule_sizes,
+    served,
+)
+from kernel_specs.primitives.grouped_tiling import choose
 
 if TYPE_CHECKING:  # cases are checked where no geometry library is installed
     from jitspark.geometry import Deployment, Experts
 
-MAX_TOKENS = 64
 ROWS_DTYPES = ("float32", "bfloat16")
-TOKENS_BY_SLOT = ("num_tokens", "num_experts_per_tok")
 
 
 def _axes(num_experts_per_tok: int, moe_hidden_size: int, intermediate_width: int) -> dict[str, int]:
@@ -45,10 +53,7 @@ def _case(num_tokens: int, experts: tuple[int, int, int], sizes: tuple[int, int]
     num_experts, num_local_experts, num_experts_per_tok = experts
     return Case(
         axes={
-            "num_tokens": num_tokens,
-            "num_experts": num_experts,
-            "num_offsets": num_experts + 1,
-            "num_local_experts": num_local_experts,
+            **schedule_sizes(num_tokens, num_experts, num_local_experts),
             **_axes(num_experts_per_tok, *sizes),
         },
         dtypes={"rows_dtype": rows},
@@ -81,33 +86,22 @@ CASES = (
 SPEC = KernelSpec(
     name="bf16_grouped_gemm_partial",
     axes={
-        "num_tokens": VAR,
-        "num_experts": VAR,  # that the schedule knows
-        "num_offsets": VAR,  # num_experts + 1
-        "num_local_experts": VAR,  # that are held here
+        **SCHEDULE_AXES,
         "num_experts_per_tok": CONST,
         "moe_hidden_size": CONST,
         "intermediate_width": CONST,
     },
     dtypes={"rows_dtype": ROWS_DTYPES},
-    statics={
-        "pass_rows": PASS_ROWS,  # rows of an expert that are multiplied at once
-        "tile_columns": (128, 256),  # of K, of a pipeline stage
-        "stages": tuple(range(2, MAX_STAGES + 1)),
-        "cta_tiles": (1, 2, 4, 8),  # tiles of 32 weight rows that a CTA goes through
-    },
+    statics=STATICS,
     args=(
         Tensor("h", (*TOKENS_BY_SLOT, "intermediate_width"), "bfloat16"),
         Tensor("weight", ("num_local_experts", "moe_hidden_size", "intermediate_width"), "bfloat16"),
-        Tensor("expert_ids", ("num_experts",), "int32", align=4),
-        Tensor("route_offsets", ("num_offsets",), "int32", align=4),
-        Tensor("routes", TOKENS_BY_SLOT, "int32", align=4),
+        *SCHEDULE,
         Tensor("rows", (*TOKENS_BY_SLOT, "moe_hidden_size"), "rows_dtype", role="inout"),
         Scalar("first_expert", "int32"),
     ),
     constraints=(
-        AtMost("num_tokens", MAX_TOKENS, because="a decode step has at most 64 rows"),
-        Equals("num_offsets", "num_experts + 1", because="every expert's routes begin and end somewhere"),
+        *SCHEDULE_CONSTRAINTS,
         Divisible("intermediate_width", by="tile_columns", because="K is cut into whole pipeline stages"),
         Divisible("moe_hidden_size", by="32 * cta_tiles", because="a tile has 32 weight rows"),
     ),
@@ -115,14 +109,7 @@ SPEC = KernelSpec(
     kernel="kernel:bf16_grouped_gemm_partial",
     reference="reference:bf16_grouped_gemm_partial",
     partial_outputs=("rows",),
-    instructions=(
-        "UTMALDG",  # bulk tensor copies of the weights
-        "UBLKCP",  # a bulk copy of each row
-        "HMMA.16816.F32.BF16",
-        "FENCE.VIEW.ASYNC",  # without it a copy overtakes loads of the stage it refills
-        "ACQBULK",
-        "PREEXIT",
-    ),
+    instructions=INSTRUCTIONS,
     cases=CASES,
 )
 
@@ -137,11 +124,7 @@ def serving(experts: "Experts", width: int, num_tokens: int, rows_dtype: str) ->
 
 
 def specializations(deployment: "Deployment") -> Iterator[Specialization]:
-    """A slice of every expert and whole experts, for few and for more tokens; none where no layer has BF16 experts."""
-    experts = deployment.backbone.experts
-    if experts.weight_dtype != "bfloat16" and not experts.bf16_layers:
-        return
-    for width in dict.fromkeys((experts.intermediate_width(deployment.tp), experts.moe_intermediate_size)):
-        for num_tokens in PASS_ROWS:
-            for rows in ROWS_DTYPES:
-                yield serving(experts, width, num_tokens, rows)
+    """What bf16_grouped_gemm_swiglu serves, for rows of either dtype."""
+    for width, num_tokens in served(deployment):
+        for rows in ROWS_DTYPES:
+            yield serving(deployment.backbone.experts, width, num_tokens, rows)

@@ -7,24 +7,9 @@ from kernel_specs.primitives.grouped_tiling import GroupedTiling
 
 
 def bf16_grouped_gemm_swiglu(
-    num_experts_per_tok: int,
-    moe_hidden_size: int,
-    gate_up_rows: int,
-    intermediate_width: int,
-    pass_rows: int,
-    tile_columns: int,
-    stages: int,
-    cta_tiles: int,
+    num_experts_per_tok: int, moe_hidden_size: int, gate_up_rows: int, intermediate_width: int, **tiling: int
 ) -> Callable[..., None]:
     """The host function of one specialization; its arguments are the specialization's, then the stream."""
     assert gate_up_rows == 2 * intermediate_width
-    tile = GroupedTiling(
-        in_features=moe_hidden_size,
-        out_features=intermediate_width,
-        parts=2,
-        pass_rows=pass_rows,
-        tile_columns=tile_columns,
-        stages=stages,
-        cta_tiles=cta_tiles,
-    )
+    tile = GroupedTiling(in_features=moe_hidden_size, out_features=intermediate_width, parts=2, **tiling)
     return make_grouped_gemm(tile, num_experts_per_tok, rows_by_token=True)

@@ -29,8 +29,37 @@ from kernel_specs.primitives.grouped_tiling import MAX_STAGES, PASS_ROWS, choose
 if TYPE_CHECKING:  # cases are checked where no geometry library is installed
     from jitspark.geometry import Deployment, Experts
 
-MAX_TOKENS = 64
 TOKENS_BY_SLOT = ("num_tokens", "num_experts_per_tok")
+# What both products of the experts have: a schedule, and tiles of the weights that it names.
+SCHEDULE_AXES = {
+    "num_tokens": VAR,
+    "num_experts": VAR,  # that the schedule knows
+    "num_offsets": VAR,  # num_experts + 1
+    "num_local_experts": VAR,  # that are held here
+}
+SCHEDULE = (
+    Tensor("expert_ids", ("num_experts",), "int32", align=4),
+    Tensor("route_offsets", ("num_offsets",), "int32", align=4),
+    Tensor("routes", TOKENS_BY_SLOT, "int32", align=4),
+)
+SCHEDULE_CONSTRAINTS = (
+    AtMost("num_tokens", 64, because="a decode step has at most 64 rows"),
+    Equals("num_offsets", "num_experts + 1", because="every expert's routes begin and end somewhere"),
+)
+STATICS = {
+    "pass_rows": PASS_ROWS,  # rows of an expert that are multiplied at once
+    "tile_columns": (128, 256),  # of K, of a pipeline stage
+    "stages": tuple(range(2, MAX_STAGES + 1)),
+    "cta_tiles": (1, 2, 4, 8),  # tiles of 32 weight rows that a CTA goes through
+}
+INSTRUCTIONS = (
+    "UTMALDG",  # bulk tensor copies of the weights
+    "UBLKCP",  # a bulk copy of each row
+    "HMMA.16816.F32.BF16",
+    "FENCE.VIEW.ASYNC",  # without it a copy overtakes loads of the stage it refills
+    "ACQBULK",
+    "PREEXIT",
+)
 
 
 def _axes(num_experts_per_tok: int, moe_hidden_size: int, intermediate_width: int) -> dict[str, int]:
@@ -43,15 +72,22 @@ def _axes(num_experts_per_tok: int, moe_hidden_size: int, intermediate_width: in
     }
 
 
+def schedule_sizes(num_tokens: int, num_experts: int, num_local_experts: int) -> dict[str, int]:
+    """The axes of a schedule, for a case."""
+    return {
+        "num_tokens": num_tokens,
+        "num_experts": num_experts,
+        "num_offsets": num_experts + 1,
+        "num_local_experts": num_local_experts,
+    }
+
+
 def _case(num_tokens: int, experts: tuple[int, int, int], sizes: tuple[int, int], note: str) -> Case:
     """`experts`: how many there are, how many are held here, how many a token chooses. `sizes`: K and width."""
     num_experts, num_local_experts, num_experts_per_tok = experts
     return Case(
         axes={
-            "num_tokens": num_tokens,
-            "num_experts": num_experts,
-            "num_offsets": num_experts + 1,
-            "num_local_experts": num_local_experts,
+            **schedule_sizes(num_tokens, num_experts, num_local_experts),
             **_axes(num_experts_per_tok, *sizes),
         },
         dtypes={},
@@ -84,34 +120,23 @@ CASES = (
 SPEC = KernelSpec(
     name="bf16_grouped_gemm_swiglu",
     axes={
-        "num_tokens": VAR,
-        "num_experts": VAR,  # that the schedule knows
-        "num_offsets": VAR,  # num_experts + 1
-        "num_local_experts": VAR,  # that are held here
+        **SCHEDULE_AXES,
         "num_experts_per_tok": CONST,
         "moe_hidden_size": CONST,
         "gate_up_rows": CONST,  # 2 * intermediate_width
         "intermediate_width": CONST,
     },
     dtypes={},
-    statics={
-        "pass_rows": PASS_ROWS,  # rows of an expert that are multiplied at once
-        "tile_columns": (128, 256),  # of K, of a pipeline stage
-        "stages": tuple(range(2, MAX_STAGES + 1)),
-        "cta_tiles": (1, 2, 4, 8),  # tiles of 32 weight rows that a CTA goes through
-    },
+    statics=STATICS,
     args=(
         Tensor("activation", ("num_tokens", "moe_hidden_size"), "bfloat16"),
         Tensor("weight", ("num_local_experts", "gate_up_rows", "moe_hidden_size"), "bfloat16"),
-        Tensor("expert_ids", ("num_experts",), "int32", align=4),
-        Tensor("route_offsets", ("num_offsets",), "int32", align=4),
-        Tensor("routes", TOKENS_BY_SLOT, "int32", align=4),
+        *SCHEDULE,
         Tensor("h", (*TOKENS_BY_SLOT, "intermediate_width"), "bfloat16", role="inout"),
         Scalar("first_expert", "int32"),
     ),
     constraints=(
-        AtMost("num_tokens", MAX_TOKENS, because="a decode step has at most 64 rows"),
-        Equals("num_offsets", "num_experts + 1", because="every expert's routes begin and end somewhere"),
+        *SCHEDULE_CONSTRAINTS,
         Divisible("moe_hidden_size", by="tile_columns", because="K is cut into whole pipeline stages"),
         Equals("gate_up_rows", "2 * intermediate_width", because="an output's weights are a gate and an up row"),
         Divisible("intermediate_width", by="16 * cta_tiles", because="a tile has 16 gate and 16 up rows"),
@@ -120,15 +145,7 @@ SPEC = KernelSpec(
     kernel="kernel:bf16_grouped_gemm_swiglu",
     reference="reference:bf16_grouped_gemm_swiglu",
     partial_outputs=("h",),
-    instructions=(
-        "UTMALDG",  # bulk tensor copies of the weights
-        "UBLKCP",  # a bulk copy of each row
-        "HMMA.16816.F32.BF16",
-        "FENCE.VIEW.ASYNC",  # without it a copy overtakes loads of the stage it refills
-        "MUFU",
-        "ACQBULK",
-        "PREEXIT",
-    ),
+    instructions=(*INSTRUCTIONS, "MUFU"),
     cases=CASES,
 )
 
@@ -141,11 +158,17 @@ def serving(experts: "Experts", width: int, num_tokens: int) -> Specialization:
     )
 
 
-def specializations(deployment: "Deployment") -> Iterator[Specialization]:
-    """A slice of every expert and whole experts, for few and for more tokens; none where no layer has BF16 experts."""
+def served(deployment: "Deployment") -> Iterator[tuple[int, int]]:
+    """(this rank's width of each expert, number of rows): a slice of every expert and whole experts, for few and for
+    more rows; none where no layer has BF16 experts.
+    """
     experts = deployment.backbone.experts
-    if experts.weight_dtype != "bfloat16" and not experts.bf16_layers:
-        return
-    for width in dict.fromkeys((experts.intermediate_width(deployment.tp), experts.moe_intermediate_size)):
-        for num_tokens in PASS_ROWS:
-            yield serving(experts, width, num_tokens)
+    if experts.weight_dtype == "bfloat16" or experts.bf16_layers:
+        widths = (experts.intermediate_width(deployment.tp), experts.moe_intermediate_size)
+        yield from ((width, num_tokens) for width in dict.fromkeys(widths) for num_tokens in PASS_ROWS)
+
+
+def specializations(deployment: "Deployment") -> Iterator[Specialization]:
+    """All that is `served`."""
+    for width, num_tokens in served(deployment):
+        yield serving(deployment.backbone.experts, width, num_tokens)
