@@ -29,6 +29,7 @@ from bench.check_ranks import RankOfPlan
 from bench.collectives_rank import Place, joined
 from bench.make_pack import build_all
 from bench.plan_pack import Packed
+from bench.rank_group import leave
 from jitspark.building.build import wanted_for
 from jitspark.building.progress import Wanted
 from jitspark.checking.check import default_capture
@@ -150,7 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.make:
         return make(options)
     if options.rank is not None:
-        return _rank(options)
+        leave(_rank(options))
     with tempfile.TemporaryDirectory(prefix="jitspark-ranks-") as folder:
         command = [sys.executable, "-P", "-m", "bench.check_distributed", *given, "--store", f"{folder}/store"]
         ranks = [subprocess.Popen([*command, "--rank", str(rank)]) for rank in range(options.world)]

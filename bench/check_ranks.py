@@ -21,6 +21,7 @@ import torch.distributed as dist
 from bench import packed_cache
 from bench.collectives_rank import Place, joined
 from bench.plan_pack import Packed, load_plan_kernels, read_plans
+from bench.rank_group import leave
 from jitspark.checking.check import default_capture
 from jitspark.checking.compare import differing
 from jitspark.checking.guarded import bits
@@ -174,7 +175,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = _parser().parse_args(given)
     if options.rank is not None:
-        return _rank(options)
+        leave(_rank(options))
     with tempfile.TemporaryDirectory(prefix="jitspark-ranks-") as folder:
         command = [sys.executable, "-P", "-m", "bench.check_ranks", *given, "--store", f"{folder}/store"]
         ranks = [subprocess.Popen([*command, "--rank", str(rank)]) for rank in range(options.world)]

@@ -9,7 +9,6 @@ import contextlib
 import functools
 import json
 import statistics
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +22,7 @@ import torch.distributed as dist
 from bench import packed_cache
 from bench.collective_baselines import baselines
 from bench.collective_cases import cases, needed
-from bench.rank_group import Ranks
+from bench.rank_group import Ranks, leave
 from bench.rank_world import Values, World, draw_world, launcher
 from jitspark.checking.check import default_capture
 from jitspark.checking.compare import compare
@@ -267,4 +266,4 @@ def parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

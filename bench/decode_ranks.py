@@ -24,6 +24,7 @@ from bench import machine, packed_cache
 from bench.decode import RESULTS, UNIFORM, Point, write
 from bench.expert_parallel import SLICES, WHOLE
 from bench.nccl_exchanges import NCCL, STOCK
+from bench.rank_group import leave
 
 LEFT_S = 20.0  # what the others have to end, once one has failed
 
@@ -32,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = parser().parse_args(given)
     if options.rank is not None:
-        return _rank(options)
+        leave(_rank(options))
     if options.alone:
         with packed_cache.cache_root(options) as root:
             options.root, options.rank = root, 0

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from bench import machine
 from bench.collectives_rank import joined
-from bench.rank_group import start_ranks
+from bench.rank_group import leave, start_ranks
 from bench.recut_layers import BF16_LAYER, NVFP4_LAYER, Experts, differing, empty_layer, load
 from jitspark.errors import RankError
 from jitspark.runtime.expert_tp import STAGING_BYTES, ExpertShares
@@ -122,7 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = _parser().parse_args(given)
     if options.rank is not None:
-        return _rank(options)
+        leave(_rank(options))
     with tempfile.TemporaryDirectory(prefix="jitspark-ranks-") as folder:
         ranks = start_ranks("bench.expert_recut", given, options.world, folder)
         try:

@@ -27,7 +27,7 @@ from bench.check_ranks import LENGTHS, own_shares
 from bench.collectives_rank import Place, joined
 from bench.markov_scene import make_scene
 from bench.plan_pack import Packed, load_plan_kernels, read_plans
-from bench.rank_group import start_ranks
+from bench.rank_group import leave, start_ranks
 from jitspark.checking.check import cuda_graph
 from jitspark.checking.packed import Kernels
 from jitspark.checking.plan_arguments import random_step, random_weights
@@ -149,7 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = _parser().parse_args(given)
     if options.rank is not None:
-        return _rank(options)
+        leave(_rank(options))
     with tempfile.TemporaryDirectory(prefix="jitspark-ranks-") as folder:
         ranks = start_ranks("bench.rank_silence", given, options.world, folder)
         try:

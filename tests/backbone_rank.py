@@ -25,22 +25,19 @@ class Patch:
     setenv = staticmethod(os.environ.__setitem__)
 
 
-def main(rank, meeting, config_of, replace_platform):
+def main(rank, meeting, config_of):
     said = []
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())
     logging.getLogger("jitspark").addHandler(handler)
     import torch
 
-    config = config_of()  # without a platform: a CPU's has another model runner
-    import vllm.platforms
-    from vllm.platforms.cpu import CpuPlatform
-
-    before, vllm.platforms._current_platform = vllm.platforms.current_platform, CpuPlatform()
-    replace_platform(before, vllm.platforms.current_platform)
+    config = config_of()
+    import vllm_cpu
     from vllm.config import set_current_vllm_config
     from vllm.distributed import init_distributed_environment, initialize_model_parallel
 
+    vllm_cpu.take_cpu_platform()
     with set_current_vllm_config(config):
         init_distributed_environment(SIZE, rank, f"file://{meeting}", rank, "gloo")
         initialize_model_parallel(SIZE)
@@ -179,6 +176,8 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent))
     import importlib.util
 
+    from bench.rank_group import leave
+
     spec = importlib.util.spec_from_file_location("vllm_conftest", Path(__file__).parent / "vllm" / "conftest.py")
     conftest = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(conftest)
@@ -187,5 +186,5 @@ if __name__ == "__main__":
         int(sys.argv[1]),
         sys.argv[2],
         lambda: conftest.vllm_config(folder, conftest.tiny_text(), **sizes, options=conftest.ON_HOPPER),
-        conftest._replace_platform,
     )
+    leave(0)

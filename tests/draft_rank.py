@@ -16,14 +16,12 @@ def main(rank, meeting, weights, config_of):
     import draft_models
     import torch
 
-    config = config_of()  # without a platform: a CPU's has another model runner
-    import vllm.platforms
-    from vllm.platforms.cpu import CpuPlatform
-
-    vllm.platforms._current_platform = CpuPlatform()
+    config = config_of()
+    import vllm_cpu
     from vllm.config import set_current_vllm_config
     from vllm.distributed import init_distributed_environment, initialize_model_parallel
 
+    vllm_cpu.take_cpu_platform()
     with set_current_vllm_config(config):
         init_distributed_environment(2, rank, f"file://{meeting}", rank, "gloo")
         initialize_model_parallel(2)
@@ -105,6 +103,8 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent))
     import importlib.util
 
+    from bench.rank_group import leave
+
     spec = importlib.util.spec_from_file_location("vllm_conftest", Path(__file__).parent / "vllm" / "conftest.py")
     conftest = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(conftest)
@@ -120,3 +120,4 @@ if __name__ == "__main__":
             folder, conftest.tiny_text(), **sizes, options=conftest.ON_HOPPER, draft_fields=draft_models.CONFIG
         ),
     )
+    leave(0)

@@ -16,20 +16,20 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from bench.rank_group import leave
 from jitspark.runtime.ranks import RankGroup
 
 ROOT = Path(__file__).resolve().parents[1]
 # Seconds that one rank is waited for by another, and all of them by a test: a slow machine never takes as long.
 PATIENCE = 1200.0
-# Ranks of one machine need neither its name nor its network.
-ENVIRONMENT = {"GLOO_SOCKET_IFNAME": "lo"}
+# Ranks of one machine need neither its name nor its network; bench is not installed.
+ENVIRONMENT = {"GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(ROOT)}
 
 
 def run_ranks(script, folder, size, *arguments):
     """What each rank of `script ARGUMENTS SIZE FOLDER` wrote, in rank order."""
     command = [sys.executable, script, *arguments, str(size), str(folder)]
-    environment = {**os.environ, **ENVIRONMENT, "PYTHONPATH": str(ROOT)}  # bench is not installed
-    subprocess.run(command, env=environment, check=True, timeout=PATIENCE)
+    subprocess.run(command, env={**os.environ, **ENVIRONMENT}, check=True, timeout=PATIENCE)
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(size)]
 
 
@@ -68,8 +68,7 @@ def forked(work):
     except BaseException:  # noqa: BLE001 - whatever it is, the log tells it and the status says so
         traceback.print_exc()
     finally:
-        sys.stdout.flush()
-        os._exit(status)
+        leave(status)
 
 
 def join(folder, rank, size, *, patience=PATIENCE):

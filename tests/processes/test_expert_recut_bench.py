@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from rank_processes import ENVIRONMENT, ROOT  # noqa: E402
+from rank_processes import ENVIRONMENT  # noqa: E402
 
 from bench import expert_recut  # noqa: E402
 
@@ -28,8 +28,8 @@ SMALL = (
 
 @pytest.fixture(autouse=True)
 def bench_is_found(monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # bench is not installed
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", ENVIRONMENT["GLOO_SOCKET_IFNAME"])
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
 
 
 def test_every_byte_of_both_layers_is_the_slice_of_the_whole(tmp_path):

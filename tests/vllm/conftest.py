@@ -7,7 +7,6 @@ are put in its place.
 import importlib.metadata
 import json
 import os
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -229,26 +228,15 @@ def tiny_nvfp4(tmp_path_factory):
 @pytest.fixture(scope="session")
 def one_rank(muse_spark_open, tiny, tiny_draft, tiny_nvfp4):  # noqa: ARG001 - no config can be made after this
     """vLLM on a CPU, its groups made of one rank."""
-    import vllm.platforms
     from vllm.config import set_current_vllm_config
     from vllm.distributed import init_distributed_environment, initialize_model_parallel
     from vllm.distributed.parallel_state import model_parallel_is_initialized
-    from vllm.platforms.cpu import CpuPlatform
+    from vllm_cpu import take_cpu_platform
 
-    before, cpu = vllm.platforms.current_platform, CpuPlatform()
-    vllm.platforms._current_platform = cpu
-    _replace_platform(before, cpu)
+    give_back = take_cpu_platform()
     if not model_parallel_is_initialized():
         with set_current_vllm_config(tiny_draft):
             init_distributed_environment(1, 0, "tcp://127.0.0.1:0", 0, "gloo")
             initialize_model_parallel(1)
     yield
-    vllm.platforms._current_platform = before
-    _replace_platform(cpu, before)
-
-
-def _replace_platform(old, new):
-    """Where modules have taken the platform by name."""
-    for module in list(sys.modules.values()):
-        if module is not None and vars(module).get("current_platform") is old:
-            module.current_platform = new
+    give_back()
