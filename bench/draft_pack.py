@@ -1,6 +1,7 @@
-"""The draft's plans and kernels that bin/bench-draft runs, in one tar: made where geometries can be read.
+"""`python -m bench.draft_pack`: the draft's plans and kernels that bin/bench-draft runs, in one tar.
 
-As bench.decode_pack's: a plan lies in plans-v1 under its digest; the manifest says which plan is for what.
+Made without a GPU, where geometries can be read. As in bench.decode_pack's a plan lies in plans-v1 under its digest,
+and the manifest says which plan is for what.
 """
 
 import argparse

@@ -1,7 +1,4 @@
-"""The draft's step as a Markdown table, from a result of bin/bench-draft.
-
-python -m bench.draft_table bench/results/draft_X.json [--into docs/benchmarks.md]
-"""
+"""A result of bin/bench-draft as Markdown: `python -m bench.draft_table RESULT.json [--into docs/benchmarks.md]`."""
 
 import argparse
 import json

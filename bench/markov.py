@@ -1,4 +1,4 @@
-"""The draft's Markov sampling loop on this GPU: one launch over a vocabulary shard, beside the stock operations.
+"""The draft's Markov sampling loop on this GPU: one launch over a vocabulary shard, with --stock beside vLLM's loop.
 
     python -m bench.markov --pack FILE.tar --out DIR
 

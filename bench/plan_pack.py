@@ -1,4 +1,4 @@
-"""Plans and their kernels out of a pack of bench.decode_pack, on a machine that cannot make either."""
+"""Plans and their kernels out of a pack (of bench.decode_pack, draft_pack, ranks_pack), where neither can be made."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The same for quack-kernels: 64 kernels from its cache, from the first import on. Prints one JSON object."""
+"""What `bench.load` sets beside `bench.load_once`: 64 kernels from quack-kernels' cache. Prints one JSON object."""
 
 import time
 

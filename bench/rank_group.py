@@ -1,4 +1,4 @@
-"""The ranks of a benchmark: processes of this machine, and what torch.distributed gathers from all of them."""
+"""The ranks of a benchmark: processes of this machine, what torch.distributed gathers from them, and how they end."""
 
 import os
 import subprocess

@@ -1,9 +1,9 @@
-"""One plain launch of each kernel's smallest cases, to be run under NVIDIA's compute-sanitizer.
+"""One plain launch of a few cases of each kernel, the smallest first, to be run under NVIDIA's compute-sanitizer.
 
-    compute-sanitizer --tool memcheck --kernel-regex kns=device python -m bench.sanitize --pack kernels.tar
+    compute-sanitizer --tool memcheck --kernel-name kns=cutlass python -m bench.sanitize --pack kernels.tar
 
 No reference, no graph, arguments drawn on the CPU: the tool slows kernels down a hundredfold, so only ours should run.
-Prints each case before its launch, so that the tool's reports can be told apart.
+Prints each case before its launch, so that the tool's reports can be told apart: `bench.sanitizer` runs it and does.
 """
 
 import argparse

@@ -1,6 +1,6 @@
-"""`unpack`: the entries and plans of a pack into a cache, each verified, all or none.
+"""`unpack`: the entries and plans of a pack into a cache, all of them verified before the first appears.
 
-Nothing appears in the cache before every byte of the pack has been checked; then each entry appears by one rename.
+A pack with one wrong byte leaves the cache as it was; otherwise each entry, then each plan, appears by one rename.
 """
 
 import hashlib

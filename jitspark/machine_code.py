@@ -1,4 +1,4 @@
-"""The machine code inside an artifact: cut out, told apart by target, disassembled. For tests and people.
+"""The machine code inside an artifact: cut out, told apart by target, disassembled. For tests, bench and people.
 
 An artifact carries its device code as an ELF image of its own (machine 190) in a container under the symbol
 `kernels_binary`, where cuobjdump does not look. Needs pyelftools; disassembling needs NVIDIA's nvdisasm and cuobjdump.

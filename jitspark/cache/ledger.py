@@ -1,6 +1,6 @@
 """The ledger: last use, hits, misses, waits, compile seconds and bytes of each entry, for `stats` and `prune`.
 
-A database in the writable layer, written in one best-effort go after a load; nothing depends on it, and a damaged one
+A database in the writable layer, written in one best-effort go after a build; nothing depends on it, and a damaged one
 is thrown away. It holds texts alone: a row that claims to be a pickle is refused, never read. Not on network file
 systems, whose locks SQLite cannot rely on.
 """

@@ -1,7 +1,8 @@
 """The store: layers of roots that hold immutable entries. Lookups take no lock and write nothing.
 
     <root>/artifacts-v1/<target>-<host>/<kernel>/<recipe>/<toolchain>/{kernel.so, record.json}
-    <root>/plans-v1/<digest>.json
+    <root>/plans-v1/<digest>.json                          read and written by `plans.store`
+    <root>/runtime-v1/  packs-v1/                          see ARCHITECTURE.md
     writable root only: staging/<owner>/  quarantine/<uuid>/  failures/<digest>.json  ledger/
 
 An entry appears by one rename of a complete, flushed directory, so whoever sees its record sees all of it. What

@@ -1,1 +1,1 @@
-"""The classes that take the models' places in vLLM. They import vLLM and torch; nothing else of jitspark does."""
+"""The classes that take the models' places in vLLM, and what its worker brings. They import vLLM and torch."""

@@ -1,7 +1,8 @@
 """The state that vLLM's runner keeps for the specialized backbone: where its plans are bound and its captures known.
 
 vLLM makes it once the weights of backbone and draft are final and before it profiles memory, and calls it after each
-allocation of the KV caches. Everything else is vLLM's default state.
+allocation of the KV caches, for each capture, and before each step, which is where a silent rank is noticed. Everything
+else is vLLM's default state.
 """
 
 from collections.abc import Callable

@@ -39,7 +39,10 @@ class Served:
         return PlanRequest(stage, files, self.tp, rows, self.target, dict(sorted(self.providers.items())), options)
 
     def requests(self) -> Iterator[PlanRequest]:
-        """Every plan that a worker of this deployment can ask for, as long as its draft is what its geometry says."""
+        """Every plan of this deployment, as long as its draft is what its geometry says.
+
+        A worker asks for the backbone's. The draft's it makes itself, for the model that it has loaded.
+        """
         files = geometry_files(self.geometry)
         context, query = files.query_length, files.num_speculative_tokens
         counts = range(1, MAX_REQUESTS + 1)

@@ -7,8 +7,8 @@ Providers and what they require:
 
 * `cute`: our kernels, for every target. Attention reads whatever KV layout vLLM allocates, by its strides, but
   takes block tables and sequence lengths from the metadata of two backends only, one of which needs kernels of its own
-  before vLLM captures the step. Collectives write into the other
-  ranks' memory, as vLLM's custom all-reduce does.
+  before vLLM captures the step. Exchanges write into the other ranks' memory, as vLLM's custom all-reduce does, unless
+  the option `exchanges` says "torch_distributed".
 * `flashinfer`: attention by FlashInfer at the known version, on Blackwell. Other parts are refused with what it lacks.
 * `stock`: what vLLM runs anyway, so nothing; but it does not serve exchanges between the launches of several ranks.
 

@@ -1,4 +1,4 @@
-"""What vLLM runs for each operation of a plan, by ("stock", operation): found by import, for comparisons and benches.
+"""What vLLM runs for each operation of a plan, by ("stock", operation): for the provider `stock`, comparisons, benches.
 
 An operation takes our kernel's arguments. Where vLLM cuts a part otherwise, the launches of that part share what lies
 between them: attention runs where its partial results would be merged, experts where their rows would be combined, and
