@@ -107,7 +107,7 @@ class CompileError(JitsparkError):
 
 
 class MissingEntriesError(JitsparkError):
-    """Compiling is forbidden and entries are missing. `keys` names every one of them."""
+    """Entries are missing where nothing is compiled: it is forbidden, or packing. `keys` names every one of them."""
 
     exit_code = 7
 

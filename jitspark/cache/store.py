@@ -3,7 +3,7 @@
     <root>/artifacts-v1/<target>-<host>/<kernel>/<recipe>/<toolchain>/{kernel.so, record.json}
     <root>/plans-v1/<digest>.json                          read and written by `plans.store`
     <root>/runtime-v1/  packs-v1/                          see ARCHITECTURE.md
-    writable root only: staging/<owner>/  quarantine/<uuid>/  failures/<digest>.json  ledger/
+    writable root only: staging/<owner>/  quarantine/<random>/  failures/<digest>.json  ledger/
 
 An entry appears by one rename of a complete, flushed directory, so whoever sees its record sees all of it. What
 lies in an entry is never trusted: bytes are checked against the record each time they are read.
