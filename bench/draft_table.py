@@ -36,11 +36,19 @@ def lines(result: Mapping[str, Any], name: str) -> Iterator[str]:
     shown = ", ".join(f"{title} {floors[part] / 1e6:.0f} MB" for part, title in PARTS if part in floors)
     yield f"Floors at R = 1: {shown}; {floors['step_read_once'] / 1e6:.0f} MB if the loop's weight is read only once."
     yield f"Launches: {_launches(runs[0])}."
-    if apart := [run["apart"] for run in runs if run.get("apart")]:
-        worst = {part: max(each[part] for each in apart) for part in apart[0]}
-        told = ", ".join(f"{size:.1e} ({part})" for part, size in worst.items())
+    if apart := list(filter(None, (_apart(runs, part) for part in ("context", "forward")))):
         yield ""
-        yield f"Keys and values that both wrote in this run are apart by at most {told} of their norm."
+        yield f"Keys and values that both wrote in this run are apart by at most {', '.join(apart)} of their norm."
+
+
+def _apart(runs: Sequence[Mapping[str, Any]], part: str) -> str:
+    """The most, and which runs it is of where some could not be compared."""
+    compared = [run for run in runs if part in run.get("apart", {})]
+    if not compared:
+        return ""
+    most = max(run["apart"][part] for run in compared)
+    which = "" if len(compared) == len(runs) else f", R = {', '.join(str(run['requests']) for run in compared)}"
+    return f"{most:.1e} ({part}{which})"
 
 
 def _cell(run: Mapping[str, Any], part: str) -> str:

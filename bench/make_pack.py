@@ -53,12 +53,15 @@ def _run(options: argparse.Namespace) -> int:
     wanted = _each_once(wanted_for(_specializations(options, measured, listed, parts), [options.target]))
     settings = replace(from_environment(), **({"cache_dir": options.cache_dir} if options.cache_dir else {}))
     entries = build_all(wanted, settings)
+    took = resources(entries, {item.recipe.digest: item.specialization for item in wanted})
+    if not took:
+        print("make-gpu-pack: nvdisasm is not installed: the pack does not say what registers its kernels take")
     manifest = {
         "format": 2,
         "target": options.target,
         "launches": listed,
         "parts": parts,
-        "resources": resources(entries, {item.recipe.digest: item.specialization for item in wanted}),
+        "resources": took,
     }
     options.out.parent.mkdir(parents=True, exist_ok=True)
     write_pack(options.out, entries, json.dumps(manifest, indent=1, sort_keys=True).encode())
