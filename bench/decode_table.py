@@ -34,12 +34,12 @@ def markdown(result: Mapping[str, Any], name: str) -> str:
 
 
 def more(result: Mapping[str, Any], name: str, known: Sequence[Mapping[str, Any]]) -> str:
-    """The steps of an earlier result beside those `known` already."""
+    """The steps of another result beside those `known` already."""
     points = [each for each in result["points"] if each["point"] not in [other["point"] for other in known]]
     about = result["about"]
     head = (
-        f"Not measured since, commit {about['commit'] or about['date']}; a pure read ran at "
-        f"{result['read_tb_per_s']:.3f} TB/s (`bench/results/{name}`, drawn in the PNG beside it):"
+        f"Of another run, commit {about['commit'] or about['date']}; a pure read ran at "
+        f"{result['read_tb_per_s']:.3f} TB/s (`bench/results/{name}`):"
     )
     return "\n\n".join((head, "\n".join(_steps(points))))
 
