@@ -12,7 +12,6 @@ import argparse
 import contextlib
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,7 +28,7 @@ from bench.check_ranks import RankOfPlan
 from bench.collectives_rank import Place, joined
 from bench.make_pack import build_all
 from bench.plan_pack import Packed
-from bench.rank_group import leave
+from bench.rank_group import leave, started
 from jitspark.building.build import wanted_for
 from jitspark.building.progress import Wanted
 from jitspark.checking.check import default_capture
@@ -152,9 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return make(options)
     if options.rank is not None:
         leave(_rank(options))
-    with tempfile.TemporaryDirectory(prefix="jitspark-ranks-") as folder:
-        command = [sys.executable, "-P", "-m", "bench.check_distributed", *given, "--store", f"{folder}/store"]
-        ranks = [subprocess.Popen([*command, "--rank", str(rank)]) for rank in range(options.world)]
+    with started("bench.check_distributed", given, options.world, stdout=None) as ranks:
         status = max(rank.wait() for rank in ranks)
     print("all passed" if status == 0 else "NOT all passed")
     return status

@@ -8,7 +8,6 @@ the same weights where a layer has them whole, and other ones where they hold sh
 import argparse
 import contextlib
 import json
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +20,7 @@ import torch.distributed as dist
 from bench import packed_cache
 from bench.collectives_rank import Place, joined
 from bench.plan_pack import Packed, load_plan_kernels, read_plans
-from bench.rank_group import leave
+from bench.rank_group import leave, started
 from jitspark.checking.check import default_capture
 from jitspark.checking.compare import differing
 from jitspark.checking.guarded import bits
@@ -176,9 +175,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(given)
     if options.rank is not None:
         leave(_rank(options))
-    with tempfile.TemporaryDirectory(prefix="jitspark-ranks-") as folder:
-        command = [sys.executable, "-P", "-m", "bench.check_ranks", *given, "--store", f"{folder}/store"]
-        ranks = [subprocess.Popen([*command, "--rank", str(rank)]) for rank in range(options.world)]
+    with started("bench.check_ranks", given, options.world, stdout=None) as ranks:
         status = max(rank.wait() for rank in ranks)
     print("all passed" if status == 0 else "NOT all passed")
     return status

@@ -9,12 +9,11 @@ and writes bench/results/collectives_<gpu>_<commit or date>.json. Exit status 0 
 import argparse
 import json
 import sys
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from bench import collectives_rank, machine
-from bench.rank_group import start_ranks
+from bench.rank_group import started
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -34,8 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(given: Sequence[str], options: argparse.Namespace) -> tuple[list[dict[str, Any]], int]:
     """What rank 0 found, printed as it comes, and the first exit status of a rank that is not 0."""
-    with tempfile.TemporaryDirectory(prefix="jitspark-ranks-") as folder:
-        ranks = start_ranks("bench.collectives_rank", given, options.world, folder)
+    with started("bench.collectives_rank", given, options.world) as ranks:
         first = [_told(each) for each in _findings(ranks[0].stdout or ())]
         others = [list(_findings(rank.communicate()[0].splitlines())) for rank in ranks[1:]]
         ranks[0].wait()

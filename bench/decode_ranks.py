@@ -14,7 +14,6 @@ import contextlib
 import itertools
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,7 +23,7 @@ from bench import machine, packed_cache
 from bench.decode import RESULTS, UNIFORM, Point, write
 from bench.expert_parallel import SLICES, WHOLE
 from bench.nccl_exchanges import NCCL, STOCK
-from bench.rank_group import leave
+from bench.rank_group import leave, started
 
 LEFT_S = 20.0  # what the others have to end, once one has failed
 
@@ -38,16 +37,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with packed_cache.cache_root(options) as root:
             options.root, options.rank = root, 0
             return _rank(options)
-    with packed_cache.cache_root(options) as root, tempfile.TemporaryDirectory(prefix="jitspark-ranks-") as folder:
-        command = [sys.executable, "-P", "-m", "bench.decode_ranks", *given]
-        command += ["--root", str(root), "--store", f"{folder}/store"]
-        ranks = [subprocess.Popen([*command, "--rank", str(rank)]) for rank in range(options.world)]
+    with (
+        packed_cache.cache_root(options) as root,
+        started("bench.decode_ranks", [*given, "--root", str(root)], options.world, stdout=None) as ranks,
+    ):
         status = wait(ranks, options.limit)
     print("all right" if status == 0 else "NOT all right")
     return status
 
 
-def wait(ranks: Sequence["subprocess.Popen[bytes]"], limit: float) -> int:
+def wait(ranks: Sequence["subprocess.Popen[str]"], limit: float) -> int:
     """The first exit status that is not 0, or 0. All are ended `LEFT_S` after one failed, and after `limit` seconds."""
     end, status = time.monotonic() + limit, 0
     while None in [rank.poll() for rank in ranks]:

@@ -18,12 +18,13 @@ from typing import Any
 import torch
 
 from bench import draft_checks, draft_scene, machine, packed_cache
+from bench.draft_checks import Call
 from bench.markov import restated_sampler, stock_loop, vllm_sampler
 from bench.plan_pack import Packed, load_plan_kernels, read_plans
 from bench.timing import chain, read_rate, time_chains
 from jitspark.checking.check import cuda_graph
 from jitspark.checking.packed import Kernels
-from jitspark.checking.plan_arguments import Step, random_weights
+from jitspark.checking.plan_arguments import random_weights
 from jitspark.errors import JitsparkError
 from jitspark.plans.binding import local_memory
 from jitspark.plans.costs import Workload, costs
@@ -35,7 +36,6 @@ RESULTS = Path(__file__).resolve().parent / "results"
 STOCK = "stock"
 NUMBERS = {"rank": 0, "timeout_us": 2_000_000, FIRST_TOKEN: 0}
 COPIES = 3  # of the context chain's weights, and of the loop's, in one graph, so that the L2 cache holds none
-Call = Callable[[], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ def _measure(rank: Rank, requests: int, rate: float, options: argparse.Namespace
     made = draft_scene.step_inputs(context, forward, options.ctx, rank.generator, words, rows)
     ours = _ours(rank, (context, forward, sampling), made)
     theirs = _theirs(rank, requests, made) if options.stock else {}
-    apart = _apart(ours, theirs, made, (context, forward)) if theirs else {}
+    apart = draft_checks.apart(ours, theirs, made, (context, forward)) if theirs else {}
     graphs = {f"{part}_{who}": calls for who, parts in (("us", ours), (STOCK, theirs)) for part, calls in parts.items()}
     timings = {name: _timed(name, calls, options.replays) for name, calls in graphs.items()}
     floors = _floors(context, forward, sampling, options.ctx)
@@ -206,40 +206,6 @@ def _theirs(rank: Rank, requests: int, made: draft_scene.StepInputs) -> dict[str
         "loop": [loop],
         "step": [lambda: [call() for call in whole]],
     }
-
-
-def _apart(
-    ours: Mapping[str, Sequence[Call]],
-    theirs: Mapping[str, Sequence[Call]],
-    made: draft_scene.StepInputs,
-    plans: tuple[Plan, Plan],
-) -> dict[str, float]:
-    """How far the same work of both is from each other: the norm of the difference over the norm.
-
-    Not where rows are summed in two shots: a rank that is its own peer gets its own columns in the others' places.
-    """
-    found = {}
-    for part, step, plan in zip(("context", "forward"), (made.context, made.forward), plans, strict=True):
-        if any(launch.statics.get("shots") == 2 for launch in plan.launches):
-            continue
-        written = []
-        for calls in (ours, theirs):
-            calls[part][0]()
-            torch.cuda.synchronize()
-            written.append(_written(step).float())
-        mine, stock = written
-        found[part] = float((mine - stock).norm() / mine.norm())
-    return found
-
-
-def _written(step: Step) -> torch.Tensor:
-    """The keys and values in the slots of a step, of all its layers."""
-    rows = []
-    for name, cache in step.kv_caches.items():
-        slots = step.inputs[f"{name.removesuffix('kv_cache')}slot_mapping"]
-        slots = slots[slots >= 0]
-        rows.append(cache[slots // 16, :, slots % 16].flatten())
-    return torch.cat(rows)
 
 
 def _timed(name: str, calls: Sequence[Call], replays: int) -> dict[str, Any]:

@@ -14,7 +14,6 @@ import itertools
 import json
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,7 +25,7 @@ from torch import Tensor
 
 from bench import machine
 from bench.collectives_rank import joined
-from bench.rank_group import leave, start_ranks
+from bench.rank_group import leave, started
 from bench.recut_layers import BF16_LAYER, NVFP4_LAYER, Experts, differing, empty_layer, load
 from jitspark.errors import RankError
 from jitspark.runtime.expert_tp import STAGING_BYTES, ExpertShares
@@ -123,13 +122,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(given)
     if options.rank is not None:
         leave(_rank(options))
-    with tempfile.TemporaryDirectory(prefix="jitspark-ranks-") as folder:
-        ranks = start_ranks("bench.expert_recut", given, options.world, folder)
-        try:
-            said, statuses = _outcome(ranks, options)
-        finally:
-            for rank in ranks:
-                rank.kill()
+    with started("bench.expert_recut", given, options.world) as ranks:
+        said, statuses = _outcome(ranks, options)
     about = machine.description(options.commit) if options.device == "cuda" else {}
     found = {"about": about, "experts": options.experts, "fault": options.fault, "statuses": statuses, "ranks": said}
     print(json.dumps(found, indent=1))

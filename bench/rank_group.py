@@ -1,9 +1,11 @@
 """The ranks of a benchmark: processes of this machine, what torch.distributed gathers from them, and how they end."""
 
+import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -26,12 +28,23 @@ class Ranks:
         return torch.stack(every)
 
 
-def start_ranks(module: str, given: Sequence[str], world: int, folder: str) -> list[subprocess.Popen[str]]:
-    """A process of `python -m module` for each rank, with these arguments, its `--rank`, and a store in `folder`."""
-    command = [sys.executable, "-P", "-m", module, *given, "--store", f"{folder}/store"]
-    return [
-        subprocess.Popen([*command, "--rank", str(rank)], stdout=subprocess.PIPE, text=True) for rank in range(world)
-    ]
+@contextlib.contextmanager
+def started(
+    module: str, given: Sequence[str], world: int, stdout: int | None = subprocess.PIPE
+) -> Iterator[list[subprocess.Popen[str]]]:
+    """A process of `python -m module` for each rank, with these arguments, its `--rank`, and where all of them meet.
+
+    They end with the block at the latest, stopped ones too.
+    """
+    with tempfile.TemporaryDirectory(prefix="jitspark-ranks-") as folder:
+        command = [sys.executable, "-P", "-m", module, *given, "--store", f"{folder}/store"]
+        ranks = [subprocess.Popen([*command, "--rank", str(rank)], stdout=stdout, text=True) for rank in range(world)]
+        try:
+            yield ranks
+        finally:
+            for rank in ranks:
+                rank.kill()
+                rank.wait()
 
 
 def leave(status: int) -> NoReturn:

@@ -13,7 +13,6 @@ import random
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -27,7 +26,7 @@ from bench.check_ranks import LENGTHS, own_shares
 from bench.collectives_rank import Place, joined
 from bench.markov_scene import make_scene
 from bench.plan_pack import Packed, load_plan_kernels, read_plans
-from bench.rank_group import leave, start_ranks
+from bench.rank_group import leave, started
 from jitspark.checking.check import cuda_graph
 from jitspark.checking.packed import Kernels
 from jitspark.checking.plan_arguments import random_step, random_weights
@@ -150,13 +149,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(given)
     if options.rank is not None:
         leave(_rank(options))
-    with tempfile.TemporaryDirectory(prefix="jitspark-ranks-") as folder:
-        ranks = start_ranks("bench.rank_silence", given, options.world, folder)
-        try:
-            found = _silenced(ranks, options)
-        finally:
-            for rank in ranks:
-                rank.kill()  # a stopped process too
+    with started("bench.rank_silence", given, options.world) as ranks:
+        found = _silenced(ranks, options)
     found = {"about": machine.description(options.commit), "step": options.step, "how": options.how, **found}
     print(json.dumps(found, indent=1))
     if options.json:

@@ -29,10 +29,7 @@ class Divisible:
     when: When = None
 
     def broken(self, values: Mapping[str, Any]) -> str | None:
-        found, by = _compared(self, self.by, values)
-        if found is None or by is None or (by != 0 and found % by == 0):
-            return None
-        return f"{self.name}={found} is not divisible by {_told(self.by, by)} ({self.because})"
+        return _broken(self, self.by, values, lambda found, by: by != 0 and found % by == 0, "is not divisible by")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +42,7 @@ class AtMost:
     when: When = None
 
     def broken(self, values: Mapping[str, Any]) -> str | None:
-        found, bound = _compared(self, self.bound, values)
-        if found is None or bound is None or found <= bound:
-            return None
-        return f"{self.name}={found} is more than {_told(self.bound, bound)} ({self.because})"
+        return _broken(self, self.bound, values, operator.le, "is more than")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +55,7 @@ class AtLeast:
     when: When = None
 
     def broken(self, values: Mapping[str, Any]) -> str | None:
-        found, bound = _compared(self, self.bound, values)
-        if found is None or bound is None or found >= bound:
-            return None
-        return f"{self.name}={found} is less than {_told(self.bound, bound)} ({self.because})"
+        return _broken(self, self.bound, values, operator.ge, "is less than")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +68,7 @@ class Equals:
     when: When = None
 
     def broken(self, values: Mapping[str, Any]) -> str | None:
-        found, to = _compared(self, self.to, values)
-        if found is None or to is None or found == to:
-            return None
-        return f"{self.name}={found} is not {_told(self.to, to)} ({self.because})"
+        return _broken(self, self.to, values, operator.eq, "is not")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +113,20 @@ def _compared(constraint: Constraint, amount: Amount, values: Mapping[str, Any])
     if constraint.when is not None and values.get(constraint.when[0]) != constraint.when[1]:
         return None, None
     return _value(constraint.name, values), _value(amount, values)
+
+
+def _broken(
+    constraint: Constraint,
+    amount: Amount,
+    values: Mapping[str, Any],
+    holds: Callable[[Any, Any], bool],
+    unlike: str,
+) -> str | None:
+    """Why `constraint` does not hold between its name and `amount`; None where it does, or cannot be said yet."""
+    found, other = _compared(constraint, amount, values)
+    if found is None or other is None or holds(found, other):
+        return None
+    return f"{constraint.name}={found} {unlike} {_told(amount, other)} ({constraint.because})"
 
 
 def _value(amount: Amount, values: Mapping[str, Any]) -> Any:
