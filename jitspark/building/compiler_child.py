@@ -101,27 +101,34 @@ class CompilerChild:
             return None
         self._said += more
         line, whole, rest = self._said.partition(b"\n")
-        if rest or not more or len(line) > MAX_ANSWER_BYTES:  # a second answer would be taken for the next one's
-            raise self._died(self._said)
+        if not more:
+            raise self._died()
+        if rest or len(line) > MAX_ANSWER_BYTES:  # a second answer would be taken for the next one's
+            raise self._makes_no_sense(self._said)
         if not whole:
             return None
         self._said = b""
         answer = _answer_in(line)
         if answer is None:
-            raise self._died(line)
+            raise self._makes_no_sense(line)
         if isinstance(answer, JitsparkError):
             raise answer
         return answer
 
-    def _died(self, line: bytes) -> "ChildDied":
-        try:
-            status = self._process.wait(timeout=1.0)  # its end and the end of its output are not one moment
-        except subprocess.TimeoutExpired:
-            status = None  # it lives, and what it said makes no sense
-            self._process.kill()
+    def _died(self) -> "ChildDied":
+        """What it ended with, once its output has ended. That may be a while before its end can be seen."""
+        self._process.kill()  # changes no status: that is settled before files are closed
+        return ChildDied(self._process.wait(), self._log_with(self._said))
+
+    def _makes_no_sense(self, said: bytes) -> "ChildDied":
+        self._process.kill()
+        self._process.wait()
+        return ChildDied(None, self._log_with(said))
+
+    def _log_with(self, said: bytes) -> str:
         self._log.seek(0)
-        log = (self._log.read()[-8000:] + line[-500:]).decode(errors="replace").replace(self._home.name, ".")
-        return ChildDied(status, log.strip())
+        log = (self._log.read()[-8000:] + said[-500:]).decode(errors="replace")
+        return log.replace(self._home.name, ".").strip()
 
     def close(self) -> None:
         """End the child, at once: it is idle, dead, or no longer wanted."""

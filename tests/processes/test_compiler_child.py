@@ -3,6 +3,7 @@
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,7 +13,7 @@ import pytest
 from stub_cache import LIMIT, wait_until
 
 from jitspark.building.build import wanted_for
-from jitspark.building.compiler_child import COMMAND, CompilerChild
+from jitspark.building.compiler_child import COMMAND, ChildDied, CompilerChild
 from jitspark.errors import SpecError
 from jitspark.geometry import deployment
 from jitspark.registry import specializations
@@ -39,6 +40,28 @@ def test_bytes_of_other_sources_than_the_key_says_are_refused(child, tmp_path):
 
     child.ask(item.specialization, item.key, tmp_path)
     assert "Tensor(" in answer_of(child).signature
+
+
+ENDINGS = {
+    "an exit": ("sys.exit(3)", 3),
+    "a crash": ("os.kill(os.getpid(), signal.SIGSEGV)", -signal.SIGSEGV),
+    "half an answer, and killed": ("os.write(1, b'{'); os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
+    "no output any more, though it lives": ("os.close(1); time.sleep(3600)", -signal.SIGKILL),
+    "no answer, though it lives": ("os.write(1, b'hello\\n'); time.sleep(3600)", None),
+}
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_how_a_child_ended_is_known_without_waiting_for_a_time(ending):
+    code, status = ENDINGS[ending]
+    child = CompilerChild((sys.executable, "-c", f"import os, signal, sys, time; os.write(2, b'said'); {code}"))
+    try:
+        with pytest.raises(ChildDied) as death:
+            answer_of(child)
+        assert (death.value.status, death.value.killed) == (status, status == -signal.SIGKILL)
+        assert death.value.log.startswith("said")
+    finally:
+        child.close()
 
 
 def command_line(pid):
