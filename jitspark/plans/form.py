@@ -61,19 +61,7 @@ def require_own(body: Any, *, sized: int, launches: int, keys: int, views: int) 
 
     keys: that the file names. views: one more than the last place of a view in the frame.
     """
-    names = (
-        "version",
-        "stage",
-        *HEADER,
-        "providers",
-        "shapes",
-        "offsets",
-        "views",
-        "keys",
-        "launch_statics",
-        "statics",
-    )
-    _table(body, "plan", names)
+    _table(body, "plan", _OWN)
     for name, kind in HEADER.items():
         (_require_texts if kind is str else _require_ints)([body[name]], f"plan.{name}")
     _require_among([body["stage"]], "plan.stage", _STAGES)
