@@ -1,10 +1,11 @@
 """A plan's buffers bound to tensors: the caller's, checked, and the plan's own places in one allocation.
 
 Whatever does not fit is refused before anything is launched, with one error that names the launch, the argument, what
-was found and what was needed. Imports torch only where memory is allocated.
+was found and what was needed. Imports torch only when something is bound.
 """
 
 import math
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -120,6 +121,9 @@ class Binding:
         buffer = self._buffers.get(name)
         if buffer is None or buffer.kind not in (*CALLERS, Kind.OUTPUT):
             raise self._error(name, "a tensor for it", f"tensors for {', '.join(CALLERS)} buffers of the plan")
+        unlike = _unlike_memory(tensor)
+        if unlike is not None:
+            raise self._error(name, unlike, "a tensor whose values lie at its address")
         if tensor.device != self.device:
             raise self._error(name, f"a tensor on {tensor.device}", f"one on {self.device}")
         if dtype_name(tensor) != buffer.dtype:
@@ -268,6 +272,17 @@ def title(plan: Plan) -> str:
 def _bytes_of(memory: "torch.Tensor") -> str:
     off = memory.data_ptr() % PLACE
     return f"{list(memory.shape)} of {dtype_name(memory)} on {memory.device}, {off} bytes off a multiple of {PLACE}"
+
+
+def _unlike_memory(value: Any) -> str | None:
+    """What `value` is, if a kernel that is given its address would not find its values there."""
+    import torch
+
+    if not isinstance(value, torch.Tensor):
+        return f"the {type(value).__name__} {reprlib.repr(value)}"
+    if value.layout is not torch.strided:
+        return f"a tensor of layout {value.layout}"
+    return "a view that negates what it reads" if value.is_neg() else None
 
 
 def _launches_of(plan: Plan) -> dict[str, tuple[Launch, ...]]:

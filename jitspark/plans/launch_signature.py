@@ -140,6 +140,8 @@ def _tensor_problems(
 
 def _stride_problems(arg: Tensor, value: Value, strides: dict[str, int]) -> Iterator[tuple[str, str]]:
     found = tuple(value.stride())
+    if arg.role != "in" and any(stride == 0 and size > 1 for stride, size in zip(found, value.shape, strict=True)):
+        yield f"strides {list(found)}", "a place of its own for each element that is written"
     declared = compact_strides(value.shape) if arg.strides is None else arg.strides
     for item, stride, size in zip(declared, found, value.shape, strict=True):
         wanted = strides.setdefault(item, stride) if isinstance(item, str) else item

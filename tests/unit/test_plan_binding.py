@@ -92,6 +92,22 @@ def test_an_address_that_a_kernel_cannot_read_is_refused_with_launch_and_argumen
     assert error.needed == "a multiple of 16"
 
 
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        (lambda _: None, "the NoneType None"),
+        (lambda tensor: tensor.tolist(), "the list ["),
+        (lambda tensor: tensor.to_sparse(), "a tensor of layout torch.sparse_coo"),
+        (torch._neg_view, "a view that negates what it reads"),
+    ],
+)
+def test_what_has_no_values_at_its_address_is_refused(drawn, change, found):
+    error = refused({**drawn, "layers.0.pre_qkv_norm": change(drawn["layers.0.pre_qkv_norm"])})
+
+    assert "layers.0.pre_qkv_norm" in error.where
+    assert error.found.startswith(found)
+
+
 def test_strides_that_a_kernel_cannot_take_are_refused(drawn):
     cache = drawn["layers.0.kv_cache"]
     odd = torch.zeros((*cache.shape[:-1], cache.shape[-1] + 1), dtype=cache.dtype)[..., :-1]
@@ -100,6 +116,15 @@ def test_strides_that_a_kernel_cannot_take_are_refused(drawn):
 
     assert "argument kv_cache (layers.0.kv_cache)" in error.where
     assert error.needed.endswith("that is a multiple of 8")
+
+
+def test_a_cache_whose_blocks_are_one_place_is_refused(drawn):
+    cache = drawn["layers.0.kv_cache"]
+
+    error = refused({**drawn, "layers.0.kv_cache": cache[:1].expand(cache.shape)})
+
+    assert "argument kv_cache (layers.0.kv_cache)" in error.where
+    assert error.needed == "a place of its own for each element that is written"
 
 
 def test_sizes_that_a_launch_sees_in_two_places_must_agree(drawn):
